@@ -1,0 +1,1 @@
+"""Where weights come from: names, files and packages -> a local GGUF."""

@@ -1,0 +1,1 @@
+"""Dialects: wire JSON -> GenerationRequest, events -> wire JSON. Pure translation."""

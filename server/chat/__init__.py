@@ -1,0 +1,1 @@
+"""Messages -> prompt, through the model's own template in a killable child."""

@@ -1,0 +1,165 @@
+"""The one error tree. Every failure a person or a client can see is one of these; nothing here knows HTTP or the engine.
+
+CapsuleError                      500 server_error
+├── ClientError                   400 invalid_request_error      names the field in `param`
+│   ├── ContextSizeExceeded       400 exceed_context_size_error  the prompt can never fit a slot
+│   ├── Unsupported               400 not_supported_error        known to the dialect, not done here
+│   ├── Unauthenticated           401 authentication_error
+│   ├── Forbidden                 403 permission_error
+│   ├── NotFound                  404 not_found_error
+│   ├── MethodNotAllowed          405 invalid_request_error
+│   ├── RequestTimeout            408 invalid_request_error
+│   ├── PayloadTooLarge           413 invalid_request_error
+│   └── UnsupportedMediaType      415 invalid_request_error
+├── Unavailable                   503 unavailable_error          carries `retry_after` (seconds)
+│   ├── ModelLoading              503
+│   ├── ServerBusy                503                            the waiting queue is full
+│   ├── ShuttingDown              503
+│   └── RunnerDied                503                            the model's process ended under a request
+└── OperatorError                 never sent to clients: one sentence and a way out, exit code 2
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class CapsuleError(Exception):
+    """Base class. `message` is one plain sentence; `param` names the offending field, if any."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Further members of the error object (numbers a client can act on)."""
+        return {}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers that belong to this error."""
+        return {}
+
+
+class ClientError(CapsuleError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextSizeExceeded(ClientError):
+    type = "exceed_context_size_error"
+    code = "context_length_exceeded"
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the request needs {n_prompt_tokens} prompt tokens, but the context of one request is {n_ctx} tokens; "
+            "shorten it, or start the server with a larger --ctx-size or fewer --parallel slots",
+            param="messages",
+        )
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return {"n_prompt_tokens": self.n_prompt_tokens, "n_ctx": self.n_ctx}
+
+
+class Unsupported(ClientError):
+    type = "not_supported_error"
+    code = "unsupported_parameter"
+
+
+class Unauthenticated(ClientError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(ClientError):
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(ClientError):
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"{method} is not allowed here; use {allowed}")
+        self.allowed = allowed
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Allow": self.allowed}
+
+
+class RequestTimeout(ClientError):
+    status = 408
+
+
+class PayloadTooLarge(ClientError):
+    status = 413
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(ClientError):
+    status = 415
+
+
+class Unavailable(CapsuleError):
+    """A passing state; `retry_after` is in seconds."""
+
+    status = 503
+    type = "unavailable_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(max(1, round(self.retry_after)))}
+
+
+class ModelLoading(Unavailable):
+    code = "model_loading"
+
+
+class ServerBusy(Unavailable):
+    code = "queue_full"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class RunnerDied(Unavailable):
+    code = "runner_died"
+
+
+class OperatorError(CapsuleError):
+    """A mistake of whoever starts the program: printed as one sentence, exit code 2, never a traceback.
+
+    `hint` is the way out ("use --port 8081"), printed on a line of its own.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint

@@ -1,0 +1,1 @@
+"""The HTTP edge: guard, keys, limits, errors, SSE. Knows no dialect."""
