@@ -1,0 +1,37 @@
+# Each target is a thin line over a script; `make` alone lists them. PYTHON and VENV may be set from outside.
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+BIN     = $(VENV)/bin
+TESTS  ?=
+
+.PHONY: help run build test check lock clean venv
+export VENV
+
+help:
+	@echo "make run [ARGS='--port 8080']   build what is missing, then start dist/model.exe"
+	@echo "make build [ARGS='--name x']    dist/model.exe"
+	@echo "make check                      format, lint, types, rules of the house"
+	@echo "make test [TESTS=tests/unit]    check, build, then every test"
+	@echo "make clean                      remove what was built (not the cache of compiled wheels and models)"
+
+venv:
+	@$(PYTHON) -m spec.environment dev
+
+run:
+	@$(PYTHON) build.py --run -- $(ARGS)
+
+build:
+	@$(PYTHON) build.py $(ARGS)
+
+check: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_house.py
+
+test: check build
+	$(BIN)/python -m pytest $(TESTS)
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
