@@ -9,13 +9,13 @@ This module knows neither HTTP nor llama.cpp.
 
 from __future__ import annotations
 
-import struct
 from typing import Literal
 
 import msgspec
 
-MAX_FRAME_BYTES = 256 * 1024 * 1024
-HEADER = struct.Struct("<I")
+from server.framing import HEADER as HEADER
+from server.framing import MAX_FRAME_BYTES as MAX_FRAME_BYTES
+
 RANDOM_SEED = 0xFFFFFFFF
 
 FinishReason = Literal["stop", "length", "cancelled"]
