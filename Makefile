@@ -35,3 +35,12 @@ test: check build
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Needs uv. Pins stand in pyproject.toml; the lock files hold every package behind them, for each system and Python, with hashes.
+UV     ?= uv
+LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock"
+lock:
+	$(LOCK) pyproject.toml -o spec/lock/runtime.txt
+	$(LOCK) --group build -c spec/lock/runtime.txt -o spec/lock/build.txt
+	$(LOCK) --group dev -c spec/lock/runtime.txt -c spec/lock/build.txt -o spec/lock/dev.txt
+	$(LOCK) --group native -c spec/lock/runtime.txt -o spec/lock/native.txt
