@@ -65,7 +65,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     is full; 0 = evaluate the prompt only. `n_logprobs` None = no log-probabilities, n = the chosen token's and n alternatives'.
     """
 
-    prompt: str | list[int] | list[int | str]
+    prompt: str | list[int | str]
     add_special: bool = True
     parse_special: bool = True
     max_tokens: int = -1
