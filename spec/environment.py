@@ -1,6 +1,6 @@
 """The build's Python environment: checks what the machine must have and installs the hash-locked packages. Standard library only.
 
-It runs before anything is installed, so it must know nothing of `server/`, and its syntax must be one an old Python can still read.
+It runs before anything is installed, so of the program it knows the error tree alone, and its syntax is one an old Python can still read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from server.errors import OperatorError
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "spec" / "lock"
@@ -22,7 +23,7 @@ OLDEST, TOO_NEW = (3, 11), (3, 14)
 GROUPS = {"build": ("runtime", "build"), "dev": ("runtime", "build", "dev"), "native": ("native",)}
 
 
-class BuildError(Exception):
+class BuildError(OperatorError):
     """The build cannot go on; the message is one sentence that says what to do."""
 
 
@@ -34,8 +35,8 @@ def main_guard(main: Callable[[], int]) -> int:
     """Run a build script's main function; a BuildError becomes one line and exit code 2, Ctrl-C exit code 130."""
     try:
         return main()
-    except BuildError as error:
-        print(f"[build] error: {error}", file=sys.stderr, flush=True)
+    except OperatorError as error:
+        print(f"[build] error: {error}" + (f"\n[build] {error.hint}" if error.hint else ""), file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("[build] interrupted", file=sys.stderr, flush=True)
@@ -63,21 +64,6 @@ def compiler() -> str:
             return output.splitlines()[0] if output else path
     how = "xcode-select --install" if sys.platform == "darwin" else "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)"
     raise BuildError(f"a C++ compiler is needed and none was found: {how}")
-
-
-def cache_directory() -> Path:
-    """Where compiled wheels and models are kept between builds; made if missing. Works without HOME."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        path = Path(base) / "capsule"
-    elif sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
-        path = Path(local) / "capsule"
-    else:
-        try:
-            path = Path.home() / ".cache" / "capsule"
-        except RuntimeError:  # neither HOME nor an entry in the user database
-            path = Path(tempfile.gettempdir()) / f"capsule-cache-{os.getuid()}"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def venv_directory() -> Path:

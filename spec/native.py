@@ -18,10 +18,10 @@ import tarfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from spec.environment import BuildError, cache_directory, compiler, digest, install, run, say
+from models.cache import default_cache_dir, locked
+from spec.environment import BuildError, compiler, digest, install, run, say
 
 VERSION = "0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
@@ -64,11 +64,11 @@ def wheel() -> Path:
     Raises:
         BuildError: no compiler, no source package, or the compilation failed.
     """
-    home = cache_directory() / "wheels" / key()
+    home = default_cache_dir() / "wheels" / key()
     home.mkdir(parents=True, exist_ok=True)
     if found := _cached(home):
         return found
-    with _only_builder(home / "lock"):
+    with locked(home / "lock", lambda: say("another build is compiling the native wheel; waiting for it")):
         if found := _cached(home):  # another process made it while we waited
             return found
         return _build(home)
@@ -216,35 +216,6 @@ def _compile(command: list[str], environment: dict[str, str], log: Path) -> None
     if code:
         print("\n".join(tail), file=sys.stderr)
         raise BuildError(f"compiling llama-cpp-python failed (exit code {code}); all of its output is in {log}")
-
-
-@contextlib.contextmanager
-def _only_builder(path: Path) -> Iterator[None]:
-    """Hold the lock file; the system lets go of it when the process ends, however it ends."""
-    with path.open("a+") as file:
-        waiting = False
-        while True:
-            try:
-                _lock(file.fileno())
-                break
-            except OSError:
-                if not waiting:
-                    say("another build is compiling the native wheel; waiting for it")
-                waiting = True
-                time.sleep(1.0)
-        yield
-
-
-def _lock(descriptor: int) -> None:
-    """Take an exclusive lock without waiting; OSError if somebody has it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 if __name__ == "__main__":
