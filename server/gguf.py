@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from server.errors import OperatorError
-from server.files import open_input, shown
+from server.files import open_input, reason, shown
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 * 1024 * 1024
@@ -224,8 +224,11 @@ class _Cursor:
             raise self._long()
         self._base += self._at
         self._at = 0
-        self._file.seek(self._base)
-        self._buffer = self._file.read(min(max(n, _CHUNK), self._end - self._base))
+        try:
+            self._file.seek(self._base)
+            self._buffer = self._file.read(min(max(n, _CHUNK), self._end - self._base))
+        except OSError as error:
+            raise OperatorError(f"{self._what} cannot be read: {reason(error)}") from None
         if len(self._buffer) < n:
             raise self._short()
 
