@@ -25,7 +25,9 @@ from server.bundle_format import (
     FOOTER,
     FORMAT_VERSION,
     MAGIC,
+    MAX_ARGS_BYTES,
     MAX_TABLE_BYTES,
+    MAX_TEMPLATE_BYTES,
     MODEL_KINDS,
     READ_CHUNK,
     Bundle,
@@ -40,6 +42,8 @@ from server.errors import OperatorError
 from server.files import FileRange, open_input, reason, shown, shown_size
 
 __all__ = [
+    "MAX_ARGS_BYTES",
+    "MAX_TEMPLATE_BYTES",
     "MODEL_KINDS",
     "Bundle",
     "FileRange",

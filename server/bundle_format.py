@@ -27,6 +27,8 @@ FORMAT_VERSION = 1
 ALIGNMENT = 64 * 1024
 MAX_TABLE_BYTES = 1024 * 1024
 MAX_PAYLOADS = 256
+MAX_ARGS_BYTES = 64 * 1024
+MAX_TEMPLATE_BYTES = 1024 * 1024
 READ_CHUNK = 4 * 1024 * 1024
 
 # magic, format version, crc of the table, place and length of the table, length of the archive, zeros, crc of the 60 bytes before.
