@@ -22,31 +22,36 @@ class Writable(Protocol):
 
 
 class FramingError(ValueError):
-    """The stream does not hold a frame here: it ended in the middle of one, or the length is out of bounds."""
+    """The stream does not hold a frame here: the length is out of bounds."""
+
+
+class TruncatedFrame(FramingError):
+    """The stream ended in the middle of a frame: its writer died."""
 
 
 def read_frame(stream: Readable, limit: int = MAX_FRAME_BYTES) -> bytes | None:
     """Read one frame from a buffered stream and return its body; None at a clean end of the stream.
 
     Raises:
-        FramingError: the stream ended inside a frame, or the frame is longer than `limit` bytes (nothing is allocated for it).
+        TruncatedFrame: the stream ended inside a frame.
+        FramingError: the frame is longer than `limit` bytes (nothing is allocated for it).
     """
     header = _read_exactly(stream, HEADER.size)
     if not header:
         return None
     if len(header) < HEADER.size:
-        raise FramingError("the stream ended inside a frame header")
+        raise TruncatedFrame("the stream ended inside a frame header")
     length = int(HEADER.unpack(header)[0])
     if length > limit:
         raise FramingError(f"a frame of {length} bytes exceeds the limit of {limit}")
     body = _read_exactly(stream, length)
     if len(body) < length:
-        raise FramingError(f"the stream ended after {len(body)} of {length} bytes of a frame")
+        raise TruncatedFrame(f"the stream ended after {len(body)} of {length} bytes of a frame")
     return body
 
 
 def write_frame(stream: Writable, body: bytes, limit: int = MAX_FRAME_BYTES) -> None:
-    """Write one frame and flush it.
+    """Write one frame to a buffered stream and flush it.
 
     Raises:
         FramingError: the body is longer than `limit` bytes; nothing has been written.
