@@ -1,7 +1,8 @@
 """Starting ourselves again: the command line, environment and process flags of every child (runner, renderer, probe).
 
 A frozen child reuses the directory that the PyInstaller parent has already unpacked; a child never receives console signals,
-never leaves a core file, and never shows a system dialog when native code crashes in it.
+never leaves a core file, and never shows a system dialog when native code crashes in it. The few calls of the operating system
+that the front needs ctypes for (waiting for its parent, a message box, whose console it is) live here too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +55,55 @@ def enter_child() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def wait_for_parent(pid: int, interval_s: float) -> None:
+    """Block until the process `pid`, which started us, has ended. Polls every `interval_s` seconds where the system cannot say."""
+    if sys.platform == "win32":
+        import ctypes
+
+        synchronize, infinite = 0x00100000, 0xFFFFFFFF
+        kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel32.OpenProcess.restype = ctypes.c_void_p
+        kernel32.WaitForSingleObject.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+        handle = kernel32.OpenProcess(synchronize, False, pid)
+        if handle:
+            kernel32.WaitForSingleObject(handle, infinite)
+        return
+    if hasattr(os, "pidfd_open"):
+        import select
+
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            pass  # an old kernel, or it has ended already: the loop below tells
+        else:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if os.getppid() == pid:
+                poll.poll()
+            os.close(descriptor)
+            return
+    while os.getppid() == pid:
+        time.sleep(interval_s)
+
+
+def owns_console() -> bool:
+    """Windows: whether a console window was opened for us alone (a double-click), so that it closes when we end."""
+    if sys.platform != "win32":
+        return False
+    import ctypes
+
+    pids = (ctypes.c_uint32 * 8)()
+    attached = int(ctypes.windll.kernel32.GetConsoleProcessList(pids, 8))
+    return 0 < attached <= (2 if is_frozen() else 1)  # the one-file bootloader stays as our parent
+
+
+def message_box(title: str, text: str) -> bool:
+    """Windows: show an error box and wait until it is closed. False elsewhere or if it could not be shown."""
+    if sys.platform != "win32":
+        return False
+    import ctypes
+
+    mb_iconerror, mb_setforeground = 0x10, 0x10000
+    return bool(ctypes.windll.user32.MessageBoxW(None, text, title, mb_iconerror | mb_setforeground))
