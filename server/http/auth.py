@@ -1,0 +1,52 @@
+"""Who may do what: API keys on every route but health and the page; the launch secret or an admin key to quit. Knows no dialect."""
+
+from __future__ import annotations
+
+import hmac
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from server.errors import Forbidden, Unauthenticated
+from server.http.context import CONTEXT
+from server.http.keys import ApiKey, KeyRing
+
+KEYS = web.AppKey("keys", KeyRing)
+API_KEY: web.RequestKey[ApiKey] = web.RequestKey("api_key", ApiKey)
+LAUNCH_HEADER = "X-Capsule-Launch"
+
+PUBLIC = frozenset({"/", "/favicon.ico", "/health", "/v1/health"})
+GUARDED = frozenset({"/quit"})
+"""These need the launch secret or an admin key, whether or not keys are set."""
+
+
+@web.middleware
+async def auth(request: web.Request, handler: Handler) -> web.StreamResponse:
+    ring = request.app[KEYS]
+    if request.path in PUBLIC:
+        return await handler(request)
+    if request.path in GUARDED and _has_launch_secret(request):
+        return await handler(request)
+    secret = presented(request)
+    key = ring.find(secret) if secret is not None and ring.required else None
+    if ring.required and key is None:
+        raise Unauthenticated("the API key is missing or wrong; send it as Authorization: Bearer KEY or X-Api-Key: KEY")
+    if request.path in GUARDED and not (key is not None and key.admin):
+        raise Forbidden("this needs an admin key, or the browser window that the program itself has opened")
+    if key is not None:
+        request[API_KEY] = key
+    return await handler(request)
+
+
+def presented(request: web.Request) -> str | None:
+    """The key that a request brings: a bearer token, else X-Api-Key."""
+    scheme, _, token = request.headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return request.headers.get("X-Api-Key") or None
+
+
+def _has_launch_secret(request: web.Request) -> bool:
+    expected = request.app[CONTEXT].launch_secret.encode()
+    given = request.headers.get(LAUNCH_HEADER, "").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, expected) and bool(expected)

@@ -1,0 +1,116 @@
+"""Server-sent events: one write per event, comments while nothing is said, an end when the client has stopped reading.
+
+Headers go out with the first event or comment, so that until then a failure can still be an ordinary response. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from aiohttp import web
+
+STALL_SECONDS = 60.0
+"""A client that takes nothing for this long is cut off."""
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache, no-transform",
+    "X-Accel-Buffering": "no",
+}
+# Some clients split lines at these too, although the standard knows only CR and LF.
+_LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+_encode = msgspec.json.Encoder().encode
+
+
+def event_bytes(value: Any) -> bytes:
+    data = _encode(value)
+    for raw, escaped in _LINE_BREAKS:
+        if raw in data:
+            data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream:
+    """`async with EventStream(request, ping_interval=15) as out: await out.send({...}); return await out.finish()`
+
+    Raises, when writing:
+        ConnectionError: the client is gone, or has stalled for `stall_s` seconds and was cut off.
+    """
+
+    def __init__(self, request: web.Request, *, ping_interval: float, stall_s: float = STALL_SECONDS) -> None:
+        self.response = web.StreamResponse(headers=_HEADERS)
+        self._request = request
+        self._ping_interval = ping_interval
+        self._stall_s = stall_s
+        self._lock = asyncio.Lock()
+        self._written_at = asyncio.get_running_loop().time()
+        self._pinger: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        stream: EventStream = self
+        self._request[STREAM] = stream
+        if self._ping_interval > 0:
+            self._pinger = asyncio.create_task(self._ping(), name="sse-ping")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pinger is not None:
+            self._pinger.cancel()
+            await asyncio.gather(self._pinger, return_exceptions=True)
+
+    @property
+    def started(self) -> bool:
+        """The headers are out: no other response is possible any more."""
+        return self.response.prepared
+
+    async def send(self, *values: Any) -> None:
+        """Each value as one `data:` event, all in one write."""
+        if values:
+            await self._write(b"".join(map(event_bytes, values)))
+
+    async def comment(self, text: str = "") -> None:
+        await self._write(f": {text}\n\n".encode())
+
+    async def finish(self, *, done: bool) -> web.StreamResponse:
+        """End the stream; `done` = with OpenAI's `[DONE]` line."""
+        if done:
+            await self._write(b"data: [DONE]\n\n")
+        await self.response.write_eof()
+        return self.response
+
+    async def fail(self, body: Any) -> web.StreamResponse:
+        """End the stream with an error event, if the client still listens."""
+        with contextlib.suppress(ConnectionError):
+            await self.send(body)
+            await self.response.write_eof()
+        return self.response
+
+    async def _write(self, data: bytes) -> None:
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    if not self.response.prepared:
+                        await self.response.prepare(self._request)
+                    await self.response.write(data)
+            except TimeoutError:
+                if self._request.transport is not None:
+                    self._request.transport.abort()
+                raise ConnectionResetError("the client has stopped reading") from None
+            self._written_at = asyncio.get_running_loop().time()
+
+    async def _ping(self) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                silent = loop.time() - self._written_at
+                if silent < self._ping_interval:
+                    await asyncio.sleep(self._ping_interval - silent)
+                else:
+                    await self.comment("ping")
+
+
+STREAM: web.RequestKey[EventStream] = web.RequestKey("stream", EventStream)
