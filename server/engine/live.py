@@ -1,0 +1,96 @@
+"""A running sequence with what the step loop keeps beside it: sampler, answer, times. Knows no queue and no decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.engine.answer import Answer
+from server.engine.ports import Sampler
+from server.engine.request import Sequence
+from server.protocol import Failed, Finished, FinishReason, GenerationRequest, Prefilled, SlotState, StopType, Timings
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """`started_at`: the step of the first prefill row; `first_token_at`: the first token was drawn (seconds, the engine's clock)."""
+
+    sequence: Sequence
+    sampler: Sampler
+    answer: Answer
+    started_at: float
+    first_token_at: float | None = None
+
+    def timings(self, now: float) -> Timings:
+        sequence, prompt_end = self.sequence, now if self.first_token_at is None else self.first_token_at
+        return Timings(
+            cache_n=sequence.n_cached,
+            prompt_n=min(sequence.n_computed, sequence.n_prompt) - sequence.n_cached,
+            prompt_ms=(prompt_end - self.started_at) * 1e3,
+            predicted_n=sequence.n_predicted,
+            predicted_ms=(now - prompt_end) * 1e3,
+            queue_ms=(self.started_at - sequence.submitted_at) * 1e3,
+        )
+
+    def finished(self, reason: FinishReason, stop_type: StopType, now: float) -> Finished:
+        sequence = self.sequence
+        return Finished(
+            id=sequence.id,
+            reason=reason,
+            stop_type=stop_type,
+            stopping_word=self.answer.stop_word or "",
+            n_prompt_tokens=sequence.n_prompt,
+            n_cached_tokens=sequence.n_cached,
+            n_predicted=sequence.n_predicted,
+            timings=self.timings(now),
+            slot=sequence.slot,
+        )
+
+    def prefilled(self, now: float) -> Prefilled:
+        sequence = self.sequence
+        return Prefilled(
+            id=sequence.id,
+            processed=min(sequence.n_computed, sequence.n_prompt),
+            total=sequence.n_prompt,
+            cached=sequence.n_cached,
+            time_ms=(now - self.started_at) * 1e3,
+        )
+
+
+def answer_for(request: GenerationRequest) -> Answer:
+    return Answer(request.stop, with_tokens=request.return_tokens, with_logprobs=request.n_logprobs is not None)
+
+
+def cancelled_while_waiting(request_id: int, n_prompt_tokens: int, waited_s: float) -> Finished:
+    """The terminal event of a request that never ran."""
+    return Finished(
+        id=request_id,
+        reason="cancelled",
+        stop_type="none",
+        stopping_word="",
+        n_prompt_tokens=n_prompt_tokens,
+        n_cached_tokens=0,
+        n_predicted=0,
+        timings=Timings(queue_ms=waited_s * 1e3),
+    )
+
+
+def busy(request_id: int, max_queue: int) -> Failed:
+    message = f"all slots are busy and {max_queue} requests are waiting already (--max-queue); try again later"
+    return Failed(id=request_id, kind="busy", message=message)
+
+
+def slot_state(slot_id: int, sequence: Sequence | None, n_cells: int, n_ctx: int) -> SlotState:
+    if sequence is None:
+        return SlotState(id=slot_id, n_ctx=n_ctx, state="idle", n_kv_tokens=n_cells)
+    return SlotState(
+        id=slot_id,
+        n_ctx=n_ctx,
+        state=sequence.state,
+        request=sequence.id,
+        n_prompt_tokens=sequence.n_prompt,
+        n_prompt_processed=min(sequence.n_computed, sequence.n_prompt),
+        n_cached_tokens=sequence.n_cached,
+        n_decoded=sequence.n_predicted,
+        n_remain=sequence.n_remain(n_ctx),
+        n_kv_tokens=n_cells,
+    )

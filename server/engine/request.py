@@ -1,0 +1,114 @@
+"""One request's two lives: waiting (tokenised, owns nothing) and running (owns a slot). Knows no queue, no decoder, no clock.
+
+A prompt and what was generated are one list of tokens; `n_computed` of them are in the slot's cells. Whatever is missing is
+computed next, so prefill, decode and starting over after a fault are the same thing: catching up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from server.protocol import Failed, GenerationRequest, SamplingParams
+
+State = Literal["prefill", "decode", "paused"]
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """Tokenised, checked, in the queue. `submitted_at` is in seconds; `order` counts submissions, so it is unique."""
+
+    id: int
+    request: GenerationRequest
+    tokens: list[int]
+    submitted_at: float
+    order: int
+    position: int = -1
+    """Last position told to the client."""
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        # The text has become tokens; nothing needs it any more.
+        self.request = msgspec.structs.replace(self.request, prompt="")
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Running in `slot`. `tokens` = prompt + generated; the first `n_computed` are in the slot's cells."""
+
+    id: int
+    request: GenerationRequest
+    slot: int
+    tokens: list[int]
+    n_prompt: int
+    n_cached: int
+    submitted_at: float
+    n_computed: int = field(default=0)
+    paused: bool = False
+    last_step: int = 0
+    """The last step that computed something of it; the longest waiting go first where a step cannot take all."""
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens still to be computed; 1 = the next sample hangs on one row."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def n_predicted(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.n_pending == 1 and len(self.tokens) > self.n_prompt
+
+    @property
+    def state(self) -> State:
+        if self.paused:
+            return "paused"
+        return "decode" if len(self.tokens) > self.n_prompt else "prefill"
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether the last row is to be sampled (`max_tokens` 0 = the prompt is evaluated, nothing more)."""
+        return self.request.max_tokens != 0
+
+    def n_remain(self, n_ctx: int) -> int:
+        """Tokens it may still generate in a slot of `n_ctx` cells (the last one needs no cell of its own)."""
+        room = n_ctx - len(self.tokens)
+        limit = self.request.max_tokens
+        return room if limit < 0 else min(room, limit - self.n_predicted)
+
+
+def start(waiting: WaitingRequest, slot: int, n_cached: int) -> Sequence:
+    """The one way from waiting to running: in `slot`, whose first `n_cached` cells hold the prompt's beginning."""
+    return Sequence(
+        id=waiting.id,
+        request=waiting.request,
+        slot=slot,
+        tokens=waiting.tokens,
+        n_prompt=len(waiting.tokens),
+        n_cached=n_cached,
+        submitted_at=waiting.submitted_at,
+        n_computed=n_cached,
+        paused=waiting.paused,
+    )
+
+
+def context_refusal(request_id: int, n_prompt: int, n_ctx: int) -> Failed | None:
+    """The refusal of a prompt that can never fit: it and one generated token need `n_prompt` + 1 of `n_ctx` cells."""
+    if n_prompt + 1 <= n_ctx:
+        return None
+    message = f"the request needs {n_prompt} prompt tokens, but the context of one request is {n_ctx} tokens"
+    return Failed(id=request_id, kind="context", message=message, n_prompt_tokens=n_prompt, n_ctx=n_ctx)
+
+
+def penalty_window(sampling: SamplingParams, n_ctx: int) -> int:
+    """How many of the last prompt tokens the penalties look at; 0 = none is active."""
+    window = 0
+    if sampling.repeat_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty:
+        window = n_ctx if sampling.repeat_last_n < 0 else sampling.repeat_last_n
+    if sampling.dry_multiplier:
+        window = max(window, n_ctx if sampling.dry_penalty_last_n < 0 else sampling.dry_penalty_last_n)
+    return window
