@@ -97,7 +97,7 @@ def _name(options: Options, setting: str) -> str:
     origin = options.origins[setting]
     if origin == "environment":
         return f"{option.variable} ({option.flag})"
-    return f"the arguments inside this file: {option.flag}" if origin == "embedded" else option.flag
+    return f"the arguments inside the file: {option.flag}" if origin == "embedded" else option.flag
 
 
 def _check_model(options: Options) -> None:

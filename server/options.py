@@ -22,6 +22,7 @@ Origin = Literal["flag", "environment", "embedded", "default"]
 ENVIRONMENT_PREFIX = "CAPSULE_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_EMBEDDED = "the arguments inside the file: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,8 @@ def _by_flag() -> dict[str, tuple[Option, bool]]:
     return found
 
 
-def load(argv: Sequence[str], environment: Mapping[str, str], embedded: str | None = None) -> Options:
-    """Merge the sources. `embedded` is the text of the arguments stored inside the file, if any.
+def load(argv: Sequence[str], environment: Mapping[str, str], embedded: Sequence[str] = ()) -> Options:
+    """Merge the sources. `embedded` are the arguments stored inside the file, as `parse_embedded` gives them.
 
     Raises:
         OperatorError: an unknown flag, a value of the wrong type, or an embedded argument that a file may not set.
@@ -129,8 +130,7 @@ def load(argv: Sequence[str], environment: Mapping[str, str], embedded: str | No
         for option, value in found:
             values[option.name], origins[option.name] = value, origin
 
-    if embedded:
-        take(_scan(parse_embedded(embedded), source="the arguments inside this file: "), "embedded")
+    take(_scan_embedded(embedded), "embedded")
     from_environment, warnings = _environment(environment)
     take(from_environment, "environment")
     take(_scan(argv), "flag")
@@ -145,19 +145,23 @@ def parse_embedded(text: str) -> list[str]:
     """
     import shlex
 
-    source = "the arguments inside the file: "
     try:
         argv = shlex.split(text)
     except ValueError as error:
-        raise OperatorError(f"{source}{str(error).lower()}", hint="quote a value that contains spaces: --alias 'my model'") from None
-    for option, _ in _scan(argv, source=source):
+        raise OperatorError(f"{_EMBEDDED}{str(error).lower()}", hint="quote a value that contains spaces: --alias 'my model'") from None
+    _scan_embedded(argv)
+    return argv
+
+
+def _scan_embedded(argv: Sequence[str]) -> list[tuple[Option, Any]]:
+    found = _scan(argv, source=_EMBEDDED)
+    for option, _ in found:
         if not option.embed:
             allowed = ", ".join(o.flag for o in table() if o.embed)
             raise OperatorError(
-                f"{source}{option.flag} cannot be set by a file, only by whoever starts it",
-                hint=f"a file may set: {allowed}",
+                f"{_EMBEDDED}{option.flag} cannot be set by a file, only by whoever starts it", hint=f"a file may set: {allowed}"
             )
-    return argv
+    return found
 
 
 def _scan(argv: Sequence[str], *, source: str = "") -> list[tuple[Option, Any]]:

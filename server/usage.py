@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from server.checks import checked
 from server.errors import OperatorError
@@ -38,13 +38,13 @@ without flags, and where it comes from if it is not the default.
 """
 
 
-def help_text(program: str, version: str, environment: Mapping[str, str], embedded: str | None = None) -> str:
+def help_text(program: str, version: str, environment: Mapping[str, str], embedded: Sequence[str] = ()) -> str:
     """The whole text. Broken variables or embedded arguments are named at the end instead of ending the help."""
     trouble = ""
     try:
         options = checked(load([], environment, embedded))
     except OperatorError as error:
-        options = load([], {}, None)
+        options = load([], {})
         trouble = f"\nNot applied above: {error.message}\n"
     parts = [_INTRO.format(program=program, version=version, example="CAPSULE_CTX_SIZE=8192")]
     for group, title in _GROUPS.items():

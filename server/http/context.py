@@ -32,6 +32,8 @@ class AppContext:
     """The chat page, one HTML file."""
     version: str
     model_path: str = ""
+    nonce: str = ""
+    """Random, not secret, shown by /health: a second start of the same file knows by it that this port is still ours."""
     started: float = field(default_factory=time.monotonic)
     draining: bool = False
     """Set at shutdown: what runs may finish, nothing new is taken."""

@@ -8,7 +8,6 @@ somebody else's and stays. Knows nothing of servers; works without a frozen prog
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import sys
 import threading
@@ -101,6 +100,8 @@ def _remove_if_stale(directory: Path) -> bool:
         return False
     if held is None:
         return False
+    import shutil  # not at the top: every child passes through here on its way up
+
     try:
         if sys.platform == "win32":
             # No lock of ours shows who else is in there, but a directory with an open file in it cannot be renamed.

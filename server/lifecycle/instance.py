@@ -33,14 +33,16 @@ class Running:
         return f"http://127.0.0.1:{self.port}/"
 
 
-def identity(executable: str | os.PathLike[str]) -> str:
-    """The same file, whatever path it is reached by; another one as soon as it is replaced.
+def identity(executable: str | os.PathLike[str], model: str | None = None) -> str:
+    """The same file with the same weights, whatever path it is reached by; another one as soon as it is replaced.
 
     Raises:
         OSError: the file is not there.
     """
     found = os.stat(executable)
-    return hashlib.sha256(f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}".encode()).hexdigest()[:24]
+    return hashlib.sha256(
+        f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{model or ''}".encode("utf-8", "surrogateescape")
+    ).hexdigest()[:24]
 
 
 class Registration:

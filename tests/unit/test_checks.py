@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from server.options import load
 from server.protocol import RANDOM_SEED
 
 
-def _refused(argv: list[str], environment: dict[str, str] | None = None, embedded: str | None = None) -> str:
+def _refused(argv: list[str], environment: dict[str, str] | None = None, embedded: Sequence[str] = ()) -> str:
     with pytest.raises(OperatorError) as caught:
         checked(load(argv, environment or {}, embedded))
     return caught.value.message + " " + caught.value.hint
@@ -47,7 +48,7 @@ def test_values_out_of_range(argv: list[str]) -> None:
 
 def test_the_source_of_a_wrong_value_is_named() -> None:
     assert "CAPSULE_PORT" in _refused([], {"CAPSULE_PORT": "99999"})
-    assert "inside this file: --temp" in _refused([], embedded="--temp -1")
+    assert "inside the file: --temp" in _refused([], embedded=["--temp", "-1"])
 
 
 def test_the_defaults_are_fine_and_a_seed_of_minus_one_is_random() -> None:
@@ -115,7 +116,7 @@ def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("x")
     assert "--chat-template-file" in _refused(["--chat-template", "x", "--chat-template-file", str(template)])
-    assert checked(load(["--chat-template-file", str(template)], {}, "--chat-template x"))
+    assert checked(load(["--chat-template-file", str(template)], {}, ["--chat-template", "x"]))
     assert "--deterministic" in _refused(["--deterministic", "-ctk", "f16"])
     assert checked(load(["--deterministic", "-ctk", "q8_0"], {}))
     assert "--ubatch-size" in _refused(["--batch-size", "64", "--ubatch-size", "128"])

@@ -47,7 +47,7 @@ def test_the_strongest_source_wins(case: tuple[Option, dict[str, Any], int]) -> 
     option, values, spelling = case
     argv = _as_flags(option, values["flag"], spelling) if "flag" in values else []
     environment = {option.variable: str(values["environment"])} if "environment" in values else {}
-    embedded = " ".join(_as_flags(option, values["embedded"], spelling)) if "embedded" in values else None
+    embedded = _as_flags(option, values["embedded"], spelling) if "embedded" in values else []
     options = load(argv, environment, embedded)
     origin = next((name for name in ("flag", "environment", "embedded") if name in values), "default")
     assert options.origins[option.name] == origin
@@ -133,13 +133,13 @@ def test_a_file_cannot_set_what_belongs_to_its_user(option: Option) -> None:
         with pytest.raises(OperatorError, match=option.flag):
             parse_embedded(text)
         with pytest.raises(OperatorError, match=option.flag):
-            load([], {}, text)
+            load([], {}, text.split())
 
 
 def test_embedded_arguments_are_split_as_a_shell_would() -> None:
     text = "--alias 'my model'\n--temp 0.5\n--chat-template \"{{ 'a b' }}\"\n"
     assert parse_embedded(text) == ["--alias", "my model", "--temp", "0.5", "--chat-template", "{{ 'a b' }}"]
-    assert load([], {}, text).settings.alias == "my model"
+    assert load([], {}, parse_embedded(text)).settings.alias == "my model"
     with pytest.raises(OperatorError, match="quotation"):
         parse_embedded("--alias 'open")
 

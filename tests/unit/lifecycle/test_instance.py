@@ -121,6 +121,7 @@ def test_another_file_is_another_instance(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(one)
     assert identity(one) == identity(link) != identity(two)
+    assert identity(one, "other.gguf") != identity(one)
     before = identity(one)
     one.write_bytes(b"ab")
     assert identity(one) != before
