@@ -21,8 +21,8 @@ import msgspec
 from server import protocol
 from server.errors import OperatorError
 from server.framing import TruncatedFrame, read_frame
+from server.pipes import FrameWriter, LineReader
 from server.protocol import RunnerSettings, Start
-from server.runners.pipe import FrameWriter, LineReader
 from server.spawn import child_environment, child_options, program
 
 log = logging.getLogger("capsule.runner")

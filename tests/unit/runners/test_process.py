@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from server.errors import OperatorError
+from server.pipes import FrameWriter, printable
 from server.protocol import Cancel, Loading, Ready, RunnerSettings, Step, Submit
-from server.runners.pipe import FrameWriter, printable
 from server.runners.process import Delivery, Ended, describe_exit, launch
 from server.runners.runner import Runner
 from tests.unit.runners.harness import ARGV, ask, settings, spawn, text_of
@@ -122,9 +122,8 @@ def test_the_writer_survives_a_reader_that_left() -> None:
 
 @pytest.mark.parametrize("when", ["idle", "busy"])
 def test_killing_the_front_ends_its_children(tmp_path: Path, when: str) -> None:
-    front = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("fake_front.py")), str(tmp_path), when], cwd=ROOT, stdout=subprocess.PIPE
-    )
+    argv = [sys.executable, "-m", "tests.unit.runners.fake_front", str(tmp_path), when]
+    front = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)
     assert front.stdout is not None
     with front, front.stdout:
         children = json.loads(front.stdout.readline())

@@ -1,6 +1,6 @@
 """The ends of a child's pipes that may block, each on a thread of its own: a writer with a queue, a reader of log lines.
 
-Knows neither what the frames mean nor asyncio; imports nothing heavy, so that a child can be started before anything else is.
+Knows neither what the bytes mean nor asyncio; imports nothing heavy, so that a child can be started before anything else is.
 """
 
 from __future__ import annotations
