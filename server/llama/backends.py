@@ -15,7 +15,7 @@ from pathlib import Path
 from server.errors import OperatorError
 from server.llama.library import Symbols, ggml, messages, reason
 
-log = logging.getLogger("capsule.llama")
+log = logging.getLogger(__name__)
 
 _FILE_NAME = re.compile(r"(?:lib)?ggml-(?P<name>[A-Za-z0-9_.+-]+?)\.(?:so|dll|dylib)")
 _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
@@ -55,7 +55,7 @@ def libraries(directory: Path) -> list[BackendLibrary]:
             continue
         name = match["name"]
         is_cpu = name == "cpu" or name.startswith("cpu-")
-        found.append(BackendLibrary(name.removeprefix("cpu-") if is_cpu else name, path.resolve(), is_cpu))
+        found.append(BackendLibrary(name.removeprefix("cpu-") if is_cpu else name, path.absolute(), is_cpu))
     return found
 
 

@@ -24,7 +24,7 @@ from server.llama.backends import BackendLibrary, libraries
 from server.llama.library import ggml, library_directory
 from server.llama.probe import Findings
 
-log = logging.getLogger("capsule.llama")
+log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _CPUINFO_KEYS = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags",

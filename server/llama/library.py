@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
 import types
@@ -23,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("capsule.native")
+log = logging.getLogger("server.llama.native")
 
 _REDIRECTIONS = ("LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB", "GGML_BACKEND_PATH", "GGML_BACKEND_DL_PATH")
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.DEBUG, 4: logging.WARNING}
@@ -41,7 +42,7 @@ def package_directory() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("llama-cpp-python is not installed")
-    return Path(list(spec.submodule_search_locations)[0]).resolve()
+    return Path(os.path.abspath(list(spec.submodule_search_locations)[0]))
 
 
 def library_directory() -> Path:
@@ -131,6 +132,7 @@ class Messages:
         self._level = logging.DEBUG
         self._native_level = 2
         self._lock = threading.Lock()
+        self._collectors = 0
         self.errors: deque[str] = deque(maxlen=32)
 
     def attach(self, module: Any) -> None:
@@ -155,18 +157,20 @@ class Messages:
                 if self._native_level == _ERROR:
                     self.errors.append(line)
                 if line:
-                    log.log(self._level, "%s", line)
+                    log.log(logging.DEBUG if self._collectors else self._level, "%s", line)
 
     @contextmanager
     def collect(self) -> Iterator[list[str]]:
-        """The error lines that appear inside the block (complete once it is left)."""
+        """The error lines that appear inside the block (complete once it is left); whoever asks for them reports them."""
         with self._lock:
+            self._collectors += 1
             self.errors.clear()
         lines: list[str] = []
         try:
             yield lines
         finally:
             with self._lock:
+                self._collectors -= 1
                 lines.extend(self.errors)
 
 
@@ -174,10 +178,9 @@ messages = Messages()
 
 
 def reason(lines: list[str]) -> str:
-    """The most telling of some native error lines, without the name of the C++ function in front; "" if there is none."""
-    texts = [line.split(": ", 1)[1] if ": " in line and " " not in line.split(": ", 1)[0] else line for line in lines]
-    texts = [text.strip() for text in texts if text.strip() and text.strip() != "failed to load model"]
-    for text in texts:
-        if text.startswith("error loading model: "):
-            return text.removeprefix("error loading model: ")
-    return texts[0] if texts else ""
+    """The first cause among some native error lines, without C++ function names in front; "" if there is none."""
+    for line in lines:
+        text = re.sub(r"^(?:[A-Za-z_][\w:~]*: )*(?:error loading model: )?(?:[a-z_]\w*: )?", "", line).strip()
+        if text and not text.startswith("failed to load model"):
+            return text
+    return ""

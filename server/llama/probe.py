@@ -21,7 +21,7 @@ from typing import Any
 
 from server import spawn
 
-log = logging.getLogger("capsule.llama")
+log = logging.getLogger(__name__)
 
 TIMEOUT = 20.0
 """Seconds one child may take in all; it needs about 0.15."""
@@ -68,7 +68,12 @@ def _run_child(command: Sequence[str], findings: Findings) -> bool:
         **spawn.child_options(),
     )
     expired = threading.Event()
-    timer = threading.Timer(TIMEOUT, lambda: (expired.set(), child.kill()))
+
+    def expire() -> None:
+        expired.set()
+        child.kill()
+
+    timer = threading.Timer(TIMEOUT, expire)
     timer.start()
     try:
         output, complaints = child.communicate()

@@ -201,7 +201,7 @@ def _check_products(bench: Bench, announce: Callable[[str], None]) -> int:
     return checked
 
 
-def _attend(q: Sequence[float], keys: list[Sequence[float]], values: list[Sequence[float]]) -> list[float]:
+def _attend(q: Sequence[float], keys: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> list[float]:
     scores = [math.exp(sum(map(mul, q, key)) / math.sqrt(len(q))) for key in keys]
     return [sum(map(mul, scores, column)) / sum(scores) for column in zip(*values, strict=True)]
 

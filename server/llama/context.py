@@ -1,0 +1,231 @@
+"""The KV cache and the forward pass of one model; implements `engine.ports.Decoder`. A stream of cells per slot.
+
+Used from one thread. Knows token ids, slots and positions; nothing about requests, text or time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from server.engine.ports import DecodeFault, Row
+from server.errors import OperatorError
+from server.llama.library import messages, native, reason
+from server.llama.model import Model
+from server.llama.sampler import ChainSampler, LogprobReader
+from server.protocol import SamplingParams
+
+KV_TYPES: dict[str, tuple[int, float]] = {
+    "f32": (0, 4.0),
+    "f16": (1, 2.0),
+    "bf16": (30, 2.0),
+    "q8_0": (8, 34 / 32),
+    "q5_1": (7, 24 / 32),
+    "q5_0": (6, 22 / 32),
+    "q4_1": (3, 20 / 32),
+    "q4_0": (2, 18 / 32),
+    "iq4_nl": (20, 18 / 32),
+}
+"""KV cache types by name: ggml's number and bytes per value."""
+
+DETERMINISTIC_KV_TYPE = "q8_0"
+"""With this type every attention path gives the same bits, so a request says the same alone or in a crowd."""
+
+_FLASH_ATTENTION_ON = 1
+_MIN_OUTPUT_ROWS = 64
+_FAULTS = {1: "there is no room in the KV cache", 2: "the computation was aborted", -1: "the batch is invalid"}
+
+
+def kv_type(name: str) -> str:
+    """The name in lower case.
+
+    Raises:
+        OperatorError: no KV cache can be of that type.
+    """
+    if name.lower() not in KV_TYPES:
+        raise OperatorError(f'"{name}" is no type for a KV cache', hint=f"use one of: {', '.join(KV_TYPES)}")
+    return name.lower()
+
+
+class Context:
+    """`n_ctx` cells in all, shared out evenly over `n_slots`; the library rounds a slot up to a multiple of 256.
+
+    Raises:
+        OperatorError: the library refuses these sizes or types, or memory is short.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_slots: int,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        n_threads: int = 1,
+        type_k: str = "f16",
+        type_v: str = "f16",
+    ) -> None:
+        n = self._n = native()
+        params = n.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = n_ctx, n_slots
+        params.n_batch, params.n_ubatch = n_batch, n_ubatch
+        # The planner keeps to it; the default (n_batch) would reserve logits for every row. Less than n_seq_max aborts.
+        params.n_outputs_max = max(_MIN_OUTPUT_ROWS, n_slots)
+        params.n_threads = params.n_threads_batch = n_threads
+        params.flash_attn_type = _FLASH_ATTENTION_ON
+        params.type_k, params.type_v = KV_TYPES[kv_type(type_k)][0], KV_TYPES[kv_type(type_v)][0]
+        params.kv_unified = False
+        params.swa_full = True
+        params.no_perf = True
+        with messages.collect() as lines:
+            handle: int | None = n.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise OperatorError(
+                f"a context of {n_ctx} tokens for {n_slots} slots cannot be made: {reason(lines) or 'the native library gave no reason'}",
+                hint="use a smaller --ctx-size or --parallel, or other --cache-type-k and --cache-type-v",
+            )
+        self.handle = handle
+        self.model = model
+        self._memory = n.llama_get_memory(handle)
+        self._n_slots, self._n_vocab, self._n_swa = n_slots, model.vocab.n_vocab, model.n_swa
+        self._n_batch, self._n_ubatch = int(n.llama_n_batch(handle)), int(n.llama_n_ubatch(handle))
+        self._n_ctx_slot = int(n.llama_n_ctx_seq(handle))
+        self._max_output_rows = min(int(params.n_outputs_max), self._n_batch)
+        self.can_rewind = not model.is_recurrent
+        """False: `truncate` can only keep everything or nothing."""
+        self._logprobs = LogprobReader(model.vocab)
+        self._n_rows = 0
+        self._make_batch()
+
+    def _make_batch(self) -> None:
+        """One llama_batch whose arrays live as long as the context; each row's sequence list is one entry of `_slots`."""
+        size = self._n_batch
+        self._tokens = (ctypes.c_int32 * size)()
+        self._positions = (ctypes.c_int32 * size)()
+        self._slots = (ctypes.c_int32 * size)()
+        self._outputs = (ctypes.c_int8 * size)()
+        self._ones = (ctypes.c_int32 * size)(*[1] * size)
+        address, pointer = ctypes.addressof(self._slots), ctypes.POINTER(ctypes.c_int32)
+        entries = [ctypes.cast(address + 4 * index, pointer) for index in range(size)]
+        self._slot_lists = (pointer * size)(*entries)
+        cast = ctypes.cast
+        self._batch = self._n.llama_batch(
+            0,
+            cast(self._tokens, pointer),
+            None,
+            cast(self._positions, pointer),
+            cast(self._ones, pointer),
+            cast(self._slot_lists, ctypes.POINTER(pointer)),
+            cast(self._outputs, ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def close(self) -> None:
+        """Free the cache. Samplers must be closed before or never used again."""
+        if self.handle:
+            self._logprobs.close()
+            self._n.llama_free(self.handle)
+            self.handle = 0
+
+    # ---- sizes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_slots(self) -> int:
+        return self._n_slots
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """Cells one slot can hold."""
+        return self._n_ctx_slot
+
+    @property
+    def n_batch(self) -> int:
+        return self._n_batch
+
+    @property
+    def n_ubatch(self) -> int:
+        return self._n_ubatch
+
+    @property
+    def max_output_rows(self) -> int:
+        return self._max_output_rows
+
+    @property
+    def n_threads(self) -> int:
+        return int(self._n.llama_n_threads(self.handle))
+
+    @n_threads.setter
+    def n_threads(self, count: int) -> None:
+        """For the next decode on; costs microseconds."""
+        self._n.llama_set_n_threads(self.handle, count, count)
+
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
+    def decode(self, rows: Sequence[Row]) -> None:
+        """Run one forward pass. Rows come sorted by slot, then position; positions of a slot follow its cells without a gap.
+
+        Raises:
+            DecodeFault: the batch was not (wholly) processed. Unless it is `restored`, ask `n_tokens` what is left.
+        """
+        self._n_rows = 0
+        count = len(rows)
+        self._check(rows)
+        self._tokens[:count] = [row.token for row in rows]
+        self._positions[:count] = [row.pos for row in rows]
+        self._slots[:count] = [row.slot for row in rows]
+        self._outputs[:count] = [row.logits for row in rows]
+        self._batch.n_tokens = count
+        code: int = self._n.llama_decode(self.handle, self._batch)
+        if code:
+            raise DecodeFault(code, _FAULTS.get(code, f"the native decode failed with {code}"), restored=code in (1, -1))
+        self._n_rows = count
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        """What native code would answer by aborting the process, or by refusing everybody's rows for one bad one."""
+        if not 0 < len(rows) <= self._n_batch:
+            raise DecodeFault(-1, f"a batch of {len(rows)} rows; 1 to {self._n_batch} are possible", restored=True)
+        outputs = 0
+        for row in rows:
+            outputs += row.logits
+            if not (0 <= row.token < self._n_vocab and 0 <= row.slot < self._n_slots and 0 <= row.pos < self._n_ctx_slot):
+                raise DecodeFault(-1, f"token {row.token} at position {row.pos} of slot {row.slot} is out of range", restored=True)
+        if outputs > self._max_output_rows:
+            raise DecodeFault(-1, f"{outputs} rows want logits; {self._max_output_rows} are possible", restored=True)
+
+    def logits(self, row: int) -> Any:
+        """A float pointer to the `n_vocab` logits of a row of the last decode; valid until the next one.
+
+        Raises:
+            ValueError: that row asked for no logits.
+        """
+        if not 0 <= row < self._n_rows or not self._outputs[row]:
+            raise ValueError(f"row {row} of the last decode has no logits")
+        return self._n.llama_get_logits_ith(self.handle, row)
+
+    def truncate(self, slot: int, n_tokens: int) -> bool:
+        """Keep the first `n_tokens` cells of a slot. False = the model cannot rewind there (the slot is then cleared)."""
+        present = self.n_tokens(slot)
+        if n_tokens >= present:
+            return n_tokens == present
+        n, memory = self._n, self._memory
+        # A window that has moved on has lost cells that a rewound query would look at; seq_rm does not tell.
+        lost = self._n_swa > 0 and n.llama_memory_seq_pos_min(memory, slot) > max(0, n_tokens - self._n_swa)
+        if n_tokens > 0 and not lost and n.llama_memory_seq_rm(memory, slot, n_tokens, -1):
+            return True
+        n.llama_memory_seq_rm(memory, slot, -1, -1)
+        return n_tokens <= 0
+
+    def n_tokens(self, slot: int) -> int:
+        """Cells the native cache holds for this slot; 0 = empty."""
+        if not 0 <= slot < self._n_slots:
+            raise ValueError(f"there is no slot {slot}")
+        return int(self._n.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def sampler(self, params: SamplingParams) -> ChainSampler:
+        """Make a sampler chain.
+
+        Raises:
+            ValueError: the parameters cannot be turned into a chain.
+        """
+        return ChainSampler(self, params, self._logprobs)
