@@ -141,7 +141,7 @@ def enter(group: str) -> None:
     python = install(venv, group)
     if Path(sys.prefix).resolve() == venv.resolve():
         return
-    again = [str(python), *sys.argv]
+    again = [str(python), *sys.orig_argv[1:]]
     if sys.platform == "win32":
         raise SystemExit(subprocess.call(again))
     os.execv(again[0], again)

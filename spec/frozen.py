@@ -9,6 +9,8 @@ import functools
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,15 +77,34 @@ def python_modules(table: Table) -> Table:
     return kept
 
 
-def libraries(table: Table) -> Table:
-    """Each library once: ours in llama_cpp/lib only, not again at the top where the analysis of dependencies puts them."""
+def libraries(table: Table, directory: Path) -> Table:
+    """Each library once, without debug information (copies go under `directory`).
+
+    Ours are in llama_cpp/lib only, not again at the top, where the analysis of dependencies puts them.
+    """
     kept = [entry for entry in table if not _OWN.match(Path(entry[0]).name) or Path(entry[0]).parent.as_posix() == "llama_cpp/lib"]
     names = [Path(entry[0]).name for entry in kept]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BuildError(f"libraries are frozen more than once: {', '.join(twice)}")
     if readline := [name for name in names if "readline" in name]:
         raise BuildError(f"{readline[0]} is under the GPL and must not be frozen")
-    return kept
+    if not sys.platform.startswith("linux"):
+        return kept
+    return [(name, _without_debug(Path(path), directory), kind) if kind != "SYMLINK" else (name, path, kind) for name, path, kind in kept]
+
+
+def _without_debug(library: Path, directory: Path) -> str:
+    """Path of the library without debug sections: libpython may have 16 MiB of them, unpacked at every start.
+
+    Only those go. A full strip breaks libraries whose sections a packaging tool has moved.
+    """
+    sections = subprocess.run(["readelf", "-SW", library], capture_output=True, text=True, check=True).stdout
+    if ".debug_info" not in sections:
+        return str(library)
+    directory.mkdir(parents=True, exist_ok=True)
+    slim = directory / f"{len(list(directory.iterdir()))}-{library.name}"
+    subprocess.run(["objcopy", "--strip-debug", library, slim], check=True)
+    return str(slim)
 
 
 def data(table: Table) -> Table:

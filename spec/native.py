@@ -100,7 +100,7 @@ def _build(home: Path) -> Path:
     environment.update(CFLAGS=portable, CXXFLAGS=portable, LDFLAGS="")
     command = [str(python), "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     command += ["-w", str(work / "out"), "-C", f"build-dir={work / 'build'}", str(source)]
-    _compile(command, environment, home / "build.log")
+    compile_loudly(command, environment, home / "build.log", "llama-cpp-python")
     (result,) = (work / "out").glob("*.whl")
     check(result)
     collect_licences(source, home / "licences")
@@ -181,8 +181,12 @@ def check(path: Path) -> None:
         raise BuildError(f"the native wheel holds {len(levels)} CPU libraries where one per instruction-set level was expected")
 
 
-def _compile(command: list[str], environment: dict[str, str], log: Path) -> None:
-    """Run the compilation with a line of progress every few seconds."""
+def compile_loudly(command: list[str], environment: dict[str, str], log: Path, what: str) -> None:
+    """Run a compilation with a line of progress every few seconds; all it says goes to `log`.
+
+    Raises:
+        BuildError: it failed; the end of its output has been shown.
+    """
     started = said = time.monotonic()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     lines: queue.Queue[str | None] = queue.Queue()
@@ -215,7 +219,7 @@ def _compile(command: list[str], environment: dict[str, str], log: Path) -> None
         code = process.wait()
     if code:
         print("\n".join(tail), file=sys.stderr)
-        raise BuildError(f"compiling llama-cpp-python failed (exit code {code}); all of its output is in {log}")
+        raise BuildError(f"compiling {what} failed (exit code {code}); all of its output is in {log}")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,12 @@ def _python() -> Notice:
 
 def _bootloader() -> Notice:
     notice = _distribution("pyinstaller")
-    return Notice(f"{notice.title} (bootloader)", "GPL-2.0-or-later WITH Bootloader-exception", notice.home, notice.text)
+    return Notice(
+        f"PyInstaller{notice.title.removeprefix('pyinstaller')} (bootloader)",
+        "GPL-2.0-or-later WITH Bootloader-exception",
+        notice.home,
+        notice.text,
+    )
 
 
 def _distribution(name: str) -> Notice:
