@@ -32,6 +32,8 @@ class AppContext:
     """The chat page, one HTML file."""
     version: str
     model_path: str = ""
+    chat_template: str | None = None
+    """The template in use, where it is not the model's own."""
     nonce: str = ""
     """Random, not secret, shown by /health: a second start of the same file knows by it that this port is still ours."""
     started: float = field(default_factory=time.monotonic)

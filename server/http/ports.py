@@ -63,9 +63,9 @@ class Runner(Protocol):
 
 class Renderer(Protocol):
     async def render(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, continue_final: bool = False, **kwargs: Any
+        self, messages: list[dict[str, Any]], /, *, add_generation_prompt: bool = True, continue_final: bool = False, **variables: Any
     ) -> str:
-        """The prompt for these messages.
+        """The prompt for these messages; `variables` are further names for the chat template.
 
         Raises:
             ClientError: the chat template refuses them, takes too long or too much memory.

@@ -1,0 +1,174 @@
+"""Runs the sequences of one HTTP request: submits them, merges their events, collects or streams. Knows no dialect.
+
+Leaving any of these early (the client went, a sequence failed) cancels every sequence that is still running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+from aiohttp import web
+
+from server.api.options import Options
+from server.errors import CapsuleError, ContextSizeExceeded, ShuttingDown
+from server.http.context import CONTEXT, AppContext
+from server.http.metrics import SequenceClock
+from server.http.ports import Generation, Progress, Runner
+from server.http.sse import EventStream
+from server.protocol import Delta, Finished, GenerationRequest, TokenLogprob
+
+Indexed = tuple[int, Progress]
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole sequence."""
+
+    finished: Finished
+    parts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+class Batch:
+    """`async with Batch(context, requests) as batch: async for index, event in batch: ...`; every event of every sequence.
+
+    Raises, on entering or iterating:
+        CapsuleError: a sequence cannot be served, or failed; the others are cancelled.
+    """
+
+    def __init__(self, context: AppContext, requests: Sequence[GenerationRequest], *, prompt_field: str) -> None:
+        self._context = context
+        self._requests = requests
+        self._prompt_field = prompt_field
+        self._stack = AsyncExitStack()
+        self._generations: list[Generation] = []
+        self._clocks: list[SequenceClock] = []
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            for request in self._requests:
+                self._clocks.append(self._context.metrics.sequence())
+                self._generations.append(await self._stack.enter_async_context(self._context.runner.generate(request)))
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for clock in self._clocks:
+            clock.end("error" if isinstance(error, Exception) and not isinstance(error, ConnectionError) else "cancelled")
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        await self._stack.aclose()
+        if isinstance(error, ContextSizeExceeded):
+            error.param = self._prompt_field
+
+    async def __aiter__(self) -> AsyncIterator[Indexed]:
+        events = self._single() if len(self._generations) == 1 else self._merged()
+        async for index, event in events:
+            self._clocks[index].event(event)
+            if isinstance(event, Finished) and event.reason == "cancelled":
+                raise ShuttingDown("the server is shutting down", retry_after=5.0)
+            yield index, event
+
+    async def _single(self) -> AsyncIterator[Indexed]:
+        async for event in self._generations[0]:
+            yield 0, event
+
+    async def _merged(self) -> AsyncIterator[Indexed]:
+        # One event at a time waits here for each sequence, so a slow reader still holds up the runner's own buffers.
+        queue: asyncio.Queue[Indexed | Exception | None] = asyncio.Queue(maxsize=1)
+
+        async def pump(index: int, generation: Generation) -> None:
+            try:
+                async for event in generation:
+                    await queue.put((index, event))
+                await queue.put(None)
+            except Exception as error:
+                await queue.put(error)
+
+        self._pumps = [asyncio.create_task(pump(i, g)) for i, g in enumerate(self._generations)]
+        running = len(self._pumps)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+
+
+async def collect(context: AppContext, requests: Sequence[GenerationRequest], *, prompt_field: str) -> list[Answer]:
+    """Run them to their ends; answers in the order of the requests."""
+    texts: list[list[Delta]] = [[] for _ in requests]
+    ends: dict[int, Finished] = {}
+    async with Batch(context, requests, prompt_field=prompt_field) as batch:
+        async for index, event in batch:
+            if isinstance(event, Delta):
+                texts[index].append(event)
+            elif isinstance(event, Finished):
+                ends[index] = event
+    if len(ends) != len(requests):
+        raise CapsuleError("a sequence ended without saying how")
+    return [_answer(ends[i], deltas) for i, deltas in enumerate(texts)]
+
+
+def _answer(finished: Finished, deltas: list[Delta]) -> Answer:
+    answer = Answer(finished)
+    for delta in deltas:
+        answer.parts.append(delta.text)
+        answer.tokens.extend(delta.tokens)
+        answer.logprobs.extend(delta.logprobs)
+    return answer
+
+
+class StreamView(Protocol):
+    """How a dialect shows a stream: the wire values for one event, and those that come last. Keeps what it needs of the past."""
+
+    done_line: bool
+
+    def event(self, index: int, event: Progress) -> list[Any]: ...
+
+    def closing(self) -> list[Any]: ...
+
+
+async def stream(
+    request: web.Request, requests: Sequence[GenerationRequest], view: StreamView, *, ping_interval: float, prompt_field: str
+) -> web.StreamResponse:
+    """Stream the sequences as server-sent events. Failures before the first event leave as ordinary responses."""
+    context = request.app[CONTEXT]
+    async with EventStream(request, ping_interval=ping_interval) as out:
+        async with Batch(context, requests, prompt_field=prompt_field) as batch:
+            async for index, event in batch:
+                await out.send(*view.event(index, event))
+                if not out.started:
+                    await out.comment()  # accepted: let the client know, the first token may take long
+        await out.send(*view.closing())
+        return await out.finish(done=view.done_line)
+
+
+async def with_text_bias(runner: Runner, options: Options) -> Options:
+    """Biases given by text, added as tokens."""
+    if not options.sampling.text_bias:
+        return options
+    biases = dict(options.sampling.params.logit_bias)
+    for text, bias in options.sampling.text_bias:
+        found = await runner.tokenize(text, False, False)
+        biases.update(dict.fromkeys(found.tokens, bias))
+    sampling = msgspec.structs.replace(options.base.sampling, logit_bias=tuple(biases.items()))
+    return dataclasses.replace(options, base=msgspec.structs.replace(options.base, sampling=sampling))

@@ -1,0 +1,1 @@
+"""llama-server's own dialect, and the routes about the server itself."""

@@ -1,0 +1,76 @@
+"""GET /props: what this server is, how it was started, and where its model really runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from server.api.native.completion_render import generation_settings
+from server.api.respond import json_response
+from server.api.sampling import defaults
+from server.http.context import CONTEXT, AppContext
+from server.http.readiness import require_model
+from server.options import shown, table
+from server.protocol import GenerationRequest, ModelInfo
+
+
+async def props(request: web.Request) -> web.Response:
+    context = request.app[CONTEXT]
+    return json_response(props_json(context, require_model(context)))
+
+
+def props_json(context: AppContext, info: ModelInfo) -> dict[str, Any]:
+    settings = context.settings
+    plain = GenerationRequest(prompt="", max_tokens=settings.n_predict, sampling=defaults(settings))
+    return {
+        "default_generation_settings": {"params": generation_settings(plain, stream=False), "n_ctx": info.n_ctx_slot},
+        "total_slots": info.n_slots,
+        "n_ctx_total": info.n_ctx,
+        "model_alias": context.model_name,
+        "model_path": context.model_path,
+        "model_ftype": info.ftype,
+        "model": {"name": info.name, "architecture": info.architecture, "description": info.description, "n_params": info.n_params},
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": settings.slots,
+        "endpoint_props": False,
+        "endpoint_metrics": settings.metrics,
+        "chat_template": context.chat_template or info.chat_template or "",
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": f"capsule-{context.version}",
+        "is_sleeping": False,
+        "deterministic": {
+            "on": info.deterministic,
+            "promise": "a greedy answer is the same alone and among others, bit for bit" if info.deterministic else None,
+        },
+        "hardware": hardware_json(info),
+        "settings": settings_json(context),
+        "uptime_seconds": time.monotonic() - context.started,
+    }
+
+
+def hardware_json(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "cpu_variant": info.cpu_variant,
+        "cpu_variant_reason": info.cpu_variant_reason,
+        "devices": info.devices,
+        "n_layers": info.n_layers,
+        "n_gpu_layers": info.n_gpu_layers,
+        "n_threads": info.n_threads,
+        "kv_type_k": info.kv_type_k,
+        "kv_type_v": info.kv_type_v,
+        "kv_bytes": info.kv_bytes,
+        "weights_bytes": info.size,
+        "load_seconds": info.load_seconds,
+        "runner_pid": info.pid,
+    }
+
+
+def settings_json(context: AppContext) -> dict[str, Any]:
+    """name -> value and origin; a secret shows as `set`."""
+    return {
+        option.name: {"value": shown(option, getattr(context.settings, option.name)), "origin": context.origins.get(option.name, "default")}
+        for option in table()
+    }

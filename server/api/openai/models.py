@@ -1,0 +1,45 @@
+"""GET /v1/models: the one model that this server has."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from server.api.respond import json_response
+from server.errors import NotFound
+from server.http.context import CONTEXT, AppContext
+
+
+def model_json(context: AppContext) -> dict[str, Any]:
+    info = context.runner.info
+    meta = info and {
+        "vocab_type": info.vocab_type,
+        "n_vocab": info.n_vocab,
+        "n_ctx": info.n_ctx_slot,
+        "n_ctx_train": info.n_ctx_train,
+        "n_embd": info.n_embd,
+        "n_params": info.n_params,
+        "size": info.size,
+        "ftype": info.ftype,
+    }
+    return {
+        "id": context.model_name,
+        "object": "model",
+        "created": int(time.time() - (time.monotonic() - context.started)),
+        "owned_by": "capsule",
+        "aliases": [context.model_name],
+        "meta": meta,
+    }
+
+
+async def models(request: web.Request) -> web.Response:
+    return json_response({"object": "list", "data": [model_json(request.app[CONTEXT])]})
+
+
+async def model(request: web.Request) -> web.Response:
+    context = request.app[CONTEXT]
+    if request.match_info["id"] != context.model_name:
+        raise NotFound(f"this server has no model of that name, only {context.model_name}", param="model")
+    return json_response(model_json(context))
