@@ -43,7 +43,7 @@ _RULES: dict[str, _Rule] = {
     "n_gpu_layers": _between(0, 1 << 20),
     "n_predict": _at_least(-1),
     "temperature": _at_least(0),
-    "top_k": _at_least(0),
+    "top_k": _at_least(-1),
     "top_p": _between(0, 1),
     "min_p": _between(0, 1),
     "typical_p": _between(0, 1),

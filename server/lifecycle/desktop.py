@@ -35,9 +35,11 @@ def is_double_click(argv: list[str]) -> bool:
     return owns_console() or not is_terminal()
 
 
-def open_browser(url: str) -> None:
+def open_browser(url: str) -> threading.Thread:
     """Open `url` in the person's browser, without waiting and without a word if that fails (the URL is printed anyway)."""
-    threading.Thread(target=_open_browser, args=(url,), name="browser", daemon=True).start()
+    thread = threading.Thread(target=_open_browser, args=(url,), name="browser", daemon=True)
+    thread.start()
+    return thread
 
 
 def _open_browser(url: str) -> None:

@@ -1,0 +1,121 @@
+"""What serve and chat have in common before anything runs: settings from all sources, the weights, what the runner is told.
+
+Imports neither asyncio nor aiohttp: the runner is to be loading before those are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.cache import default_cache_dir
+from models.resolve import Weights, resolve
+from server.bundle_format import MAX_TEMPLATE_BYTES
+from server.checks import checked
+from server.errors import OperatorError
+from server.files import open_input, reason, shown
+from server.lifecycle import extraction
+from server.options import Options, load
+from server.protocol import RunnerSettings
+from server.settings import Settings
+from server.spawn import is_frozen, program
+
+__all__ = ["Start", "Weights", "executable", "own_file", "prepare", "read_options", "watched_parent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`template`: the chat template to use instead of the model's own, None if there is none."""
+
+    options: Options
+    weights: Weights
+    template: str | None
+    runner: RunnerSettings
+
+    @property
+    def model_name(self) -> str:
+        return self.options.settings.alias or self.weights.name
+
+
+def executable() -> Path | None:
+    """The running file, None when run from source."""
+    return Path(sys.executable) if is_frozen() else None
+
+
+def own_file() -> Path:
+    """The file that a person started."""
+    return Path(program()[-1])
+
+
+def read_options(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Flags and environment alone, so that mistakes in them are told before anything is looked for.
+
+    Raises:
+        OperatorError: see `options.load` and `checks.checked`.
+    """
+    return checked(load(argv, environment))
+
+
+def prepare(options: Options, argv: Sequence[str], environment: Mapping[str, str]) -> Start:
+    """Find the weights and merge in the arguments stored with them. `options` are those of `read_options`.
+
+    Raises:
+        OperatorError: there are no usable weights, or something stored with them cannot be.
+    """
+    cache_dir = default_cache_dir()
+    weights = resolve(options.settings.model, executable=executable(), cache_dir=cache_dir)
+    if weights.args:
+        options = checked(load(argv, environment, weights.args))
+    return Start(options, weights, _template(options, weights), _runner_settings(options.settings, weights, cache_dir))
+
+
+def watched_parent() -> bool:
+    """Whether the process that started us is the one-file bootloader, without which we must not go on."""
+    return extraction.own_directory() is not None
+
+
+def _template(options: Options, weights: Weights) -> str | None:
+    """Flag or variable, else what the file's arguments say, else what was laid into the file."""
+    s = options.settings
+    if s.chat_template_file is not None:
+        return _read_template(Path(s.chat_template_file))
+    return s.chat_template if s.chat_template is not None else weights.chat_template
+
+
+def _read_template(path: Path) -> str:
+    try:
+        with open_input(path) as file:
+            data = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(data) > MAX_TEMPLATE_BYTES:
+            raise OperatorError(f"--chat-template-file: {shown(path)} is longer than the {MAX_TEMPLATE_BYTES} bytes a template may have")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise OperatorError(f"--chat-template-file: {shown(path)} cannot be read: {reason(error)}") from None
+    except UnicodeDecodeError:
+        raise OperatorError(f"--chat-template-file: {shown(path)} is not UTF-8 text") from None
+
+
+def _runner_settings(s: Settings, weights: Weights, cache_dir: Path) -> RunnerSettings:
+    return RunnerSettings(
+        path=os.fspath(weights.path),
+        offset=weights.offset,
+        size=weights.size,
+        ctx_size=s.ctx_size,
+        parallel=s.parallel,
+        batch_size=s.batch_size,
+        ubatch_size=min(s.ubatch_size, s.batch_size),
+        threads=s.threads,
+        n_gpu_layers=s.n_gpu_layers,
+        device=s.device,
+        cpu_variant=s.cpu_variant,
+        deterministic=s.deterministic,
+        cache_type_k="q8_0" if s.deterministic else s.cache_type_k,
+        cache_type_v="q8_0" if s.deterministic else s.cache_type_v,
+        policy=s.policy,
+        max_queue=s.max_queue,
+        cache_dir=os.fspath(cache_dir),
+        verbose=s.verbose,
+    )
