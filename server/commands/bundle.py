@@ -129,7 +129,7 @@ def _extras(options: argparse.Namespace, weights: Weights) -> list[PayloadSource
         )
     found: list[PayloadSource] = []
     if options.chat_template is not None:
-        template = _small_text(options.chat_template.expanduser(), MAX_TEMPLATE_BYTES, "chat template")
+        template = _template(options.chat_template.expanduser())
         found.append(PayloadSource("chat_template.jinja", "chat_template", template))
     elif weights.chat_template is not None:
         found.append(PayloadSource("chat_template.jinja", "chat_template", weights.chat_template.encode()))
@@ -151,15 +151,19 @@ def _extras(options: argparse.Namespace, weights: Weights) -> list[PayloadSource
     return found
 
 
-def _small_text(path: Path, limit: int, what: str) -> bytes:
+def _template(path: Path) -> bytes:
+    from server.chat.template import ChatTemplate, TemplateBroken
+
     with open_input(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OperatorError(f"{shown(path)} is longer than the {limit} bytes that a {what} may have")
+        data = file.read(MAX_TEMPLATE_BYTES + 1)
+    if len(data) > MAX_TEMPLATE_BYTES:
+        raise OperatorError(f"{shown(path)} is longer than the {MAX_TEMPLATE_BYTES} bytes that a chat template may have")
     try:
-        data.decode("utf-8")
+        ChatTemplate(data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise OperatorError(f"{shown(path)} is not UTF-8 text, so it is no {what}") from None
+        raise OperatorError(f"{shown(path)} is not UTF-8 text, so it is no chat template") from None
+    except TemplateBroken as error:
+        raise OperatorError(f"{shown(path)} is no chat template: {shown(error)}") from None
     return data
 
 
