@@ -18,7 +18,7 @@ from server.protocol import SlotState
 async def health(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     why = hindrance(context)
-    nonce = {"nonce": context.nonce} if context.nonce else {}
+    nonce: dict[str, Any] = {"nonce": context.nonce} if context.nonce else {}
     if why is None:
         return json_response({"status": "ok", **nonce})
     return error_response(why, **_state(context), **nonce)
