@@ -20,6 +20,8 @@ from server.settings import Settings
 
 Origin = Literal["flag", "environment", "embedded", "default"]
 ENVIRONMENT_PREFIX = "CAPSULE_"
+OTHER_VARIABLES = ("CAPSULE_CACHE_DIR",)
+"""Variables of ours that are no settings."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _EMBEDDED = "the arguments inside the file: "
@@ -191,7 +193,7 @@ def _scan(argv: Sequence[str], *, source: str = "") -> list[tuple[Option, Any]]:
 
 def _environment(environment: Mapping[str, str]) -> tuple[list[tuple[Option, Any]], list[str]]:
     found: list[tuple[Option, Any]] = []
-    known: set[str] = set()
+    known = set(OTHER_VARIABLES)
     for option in table():
         known.add(option.variable)
         if text := environment.get(option.variable, ""):

@@ -36,6 +36,7 @@ from server.runners.runner import Runner
 _PAGE = Path(__file__).resolve().parent.parent / "web" / "index.html"
 _PROGRESS_S = 3.0
 _WATCH_S = 1.0
+_DRAIN_STEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class _Serving:
             self._tell_where()
             await self._until_stopped()
             context.draining = True
-            await self._drain()
+            await self._drain(context)
         finally:
             context.draining = True
             await self._runner.stop()
@@ -105,6 +106,7 @@ class _Serving:
             page=_PAGE.read_bytes(),
             version=__version__,
             model_path=os.fspath(start.weights.path),
+            chat_template=start.template,
         )
 
     async def _listen(self, site: web.AppRunner) -> None:
@@ -164,18 +166,17 @@ class _Serving:
                 task.cancel()
             await asyncio.gather(ready, stop, return_exceptions=True)
 
-    async def _drain(self) -> None:
-        """Let running answers finish, up to --drain-timeout, unless the end has become urgent."""
-        n = self._runner.n_active
-        if n and self._front.stopper.patient:
-            seconds = self._settings.drain_timeout
-            say(f"Ending: {n} running answer{'s' if n > 1 else ''} may finish within {seconds:g} s; Ctrl-C again ends at once.")
-            draining = asyncio.create_task(self._runner.drain(seconds))
-            hurry = asyncio.create_task(self._hurry.wait())
-            await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
-            for task in (draining, hurry):
-                task.cancel()
-            await asyncio.gather(draining, hurry, return_exceptions=True)
+    async def _drain(self, context: AppContext) -> None:
+        """Let open requests finish, up to --drain-timeout, unless the end has become urgent."""
+        if not context.n_open or not self._front.stopper.patient:
+            return
+        seconds = self._settings.drain_timeout
+        n = context.n_open
+        say(f"Ending: {n} open request{'s' if n > 1 else ''} may finish within {seconds:g} s; Ctrl-C again ends at once.")
+        deadline = asyncio.get_running_loop().time() + seconds
+        while context.n_open and asyncio.get_running_loop().time() < deadline:
+            if await _within(self._hurry.wait(), _DRAIN_STEP_S):
+                return
 
     def _stopping(self) -> None:
         self._stop.set()

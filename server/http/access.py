@@ -9,6 +9,7 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.typedefs import Handler
 
 from server.http.context import CONTEXT
+from server.pipes import printable
 
 log = logging.getLogger("capsule.access")
 
@@ -24,8 +25,8 @@ class AccessLogger(AbstractAccessLogger):
             level,
             '%s "%s %s" %d %d bytes %.1f ms',
             request.remote,
-            printable(request.method),
-            printable(request.rel_url.raw_path),
+            _shown(request.method),
+            _shown(request.rel_url.raw_path),
             response.status,
             response.body_length if response.prepared else 0,
             1000 * time,
@@ -36,21 +37,23 @@ class AccessLogger(AbstractAccessLogger):
         return self.logger.isEnabledFor(logging.INFO)
 
 
-def printable(text: str, limit: int = 200) -> str:
-    """For a log line: control and other unprintable characters escaped, cut at `limit`."""
-    text = text if len(text) <= limit else text[:limit] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+def _shown(text: str, limit: int = 200) -> str:
+    return printable(text if len(text) <= limit else text[:limit] + "...")
 
 
 @web.middleware
 async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
     status = 499  # stays where the client left before there was a response
+    context = request.app[CONTEXT]
+    weight = 0 if request.path in _POLLED else 1
+    context.n_open += weight
     try:
         response = await handler(request)
         status = response.status
         return response
     finally:
+        context.n_open -= weight
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "unknown"
         method = request.method if request.method in ("GET", "HEAD", "POST", "OPTIONS") else "other"
-        request.app[CONTEXT].metrics.request(route, method, status)
+        context.metrics.request(route, method, status)

@@ -34,11 +34,11 @@ class AppContext:
     model_path: str = ""
     chat_template: str | None = None
     """The template in use, where it is not the model's own."""
-    nonce: str = ""
-    """Random, not secret, shown by /health: a second start of the same file knows by it that this port is still ours."""
     started: float = field(default_factory=time.monotonic)
     draining: bool = False
     """Set at shutdown: what runs may finish, nothing new is taken."""
+    n_open: int = 0
+    """Requests that have been taken and not been answered to the end, without those that only look (/health, /metrics, /slots)."""
 
 
 CONTEXT = web.AppKey("context", AppContext)

@@ -25,7 +25,7 @@ def error_body(error: CapsuleError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code, **error.extra}}
 
 
-def error_response(error: CapsuleError, status: int | None = None, **members: Any) -> web.Response:
+def error_response(error: CapsuleError, status: int | None = None, /, **members: Any) -> web.Response:
     """`members` stand beside `error` in the object."""
     return web.Response(
         status=status or error.status,
