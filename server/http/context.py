@@ -31,6 +31,8 @@ class AppContext:
     page: bytes
     """The chat page, one HTML file."""
     version: str
+    nonce: str = ""
+    """Shown by /health, so that a second start of this file can tell that the port is still ours. No secret."""
     model_path: str = ""
     chat_template: str | None = None
     """The template in use, where it is not the model's own."""
