@@ -56,7 +56,7 @@ class _Child:
         )
         assert self._popen.stdin and self._popen.stdout and self._popen.stderr
         self._stdin, self._stdout = self._popen.stdin, self._popen.stdout
-        self._lines = LineReader(self._popen.stderr, log.info, f"render-{self.pid}-stderr")
+        self._lines = LineReader(self._popen.stderr, lambda line: log.info("%s", line), f"render-{self.pid}-stderr")
 
     @property
     def pid(self) -> int:
@@ -119,6 +119,7 @@ class Renderer:
         self._idle: list[_Child] = []
         self._children: set[_Child] = set()
         self._jobs: set[asyncio.Task[Any]] = set()
+        self._warming: asyncio.Task[Any] | None = None
         self._threads = ThreadPoolExecutor(N_CHILDREN, thread_name_prefix="render")
         self._is_stopped = False
 
@@ -128,8 +129,8 @@ class Renderer:
         if configuration == self._configuration or self._is_stopped:
             return
         self._configuration = configuration
-        job = self._background(self._warm())
-        job.add_done_callback(self._jobs.discard)
+        self._warming = self._background(self._warm())
+        self._warming.add_done_callback(self._jobs.discard)
 
     async def stop(self) -> None:
         """End all children. Renders in progress fail."""
@@ -161,6 +162,8 @@ class Renderer:
             raise ServerBusy("too many chats wait for their template")
         self._n_waiting += 1
         try:
+            if self._warming is not None and not self._warming.done():
+                await asyncio.wait([self._warming])  # sooner ready than another child
             await self._gate.acquire()
         finally:
             self._n_waiting -= 1
@@ -196,7 +199,8 @@ class Renderer:
             try:
                 self._idle.append(await self._ready_child())
             except CapsuleError as error:
-                log.warning("%s", error.message)
+                if not self._is_stopped:
+                    log.warning("%s", error.message)
 
     async def _ask(self, body: bytes) -> wire.Reply:
         child = await self._ready_child()

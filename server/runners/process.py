@@ -27,6 +27,8 @@ from server.spawn import child_environment, child_options, program
 
 log = logging.getLogger("capsule.runner")
 
+_LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "CRITICAL": logging.CRITICAL}
+
 _LAST_WORDS_S = 0.5
 """How long a child may live on after it closed its stdout, and how long its last log lines are waited for."""
 
@@ -66,7 +68,7 @@ class RunnerProcess:
         self._waiting: list[Delivery] = []
         self._deliver: Callable[[Delivery], None] | None = None
         self._writer = FrameWriter(self._popen.stdin, f"runner-{self.pid}-stdin")
-        self._lines = LineReader(self._popen.stderr, log.info, f"runner-{self.pid}-stderr")
+        self._lines = LineReader(self._popen.stderr, _log_line, f"runner-{self.pid}-stderr")
         self._writer.put(start)
         self._reader = threading.Thread(target=self._read, name=f"runner-{self.pid}-stdout", daemon=True)
         self._reader.start()
@@ -154,6 +156,15 @@ class RunnerProcess:
         self._writer.join(_LAST_WORDS_S)
         self._lines.join(_LAST_WORDS_S)  # a grandchild may still hold the pipe
         return Ended(nonsense or describe_exit(returncode), returncode, self._lines.tail)
+
+
+def _log_line(line: str) -> None:
+    """A line of the child's stderr: it says its level first, or comes from native code."""
+    level, _, text = line.partition(" ")
+    if level in _LEVELS and text:
+        log.log(_LEVELS[level], "%s", text)
+    else:
+        log.info("%s", line)
 
 
 def launch(settings: RunnerSettings, argv: Sequence[str] | None = None) -> RunnerProcess:

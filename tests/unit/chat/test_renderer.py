@@ -102,6 +102,7 @@ async def test_a_trap_in_constants_is_stopped_too() -> None:
 
 async def test_one_slow_render_does_not_hold_up_the_others() -> None:
     async with rendering(TRAP, timeout_s=5.0) as renderer:
+        await asyncio.gather(*(renderer.render([user("x")]) for _ in range(8)))  # both children are there
         slow = asyncio.create_task(renderer.render([user("loop")]))
         await asyncio.sleep(0)
         assert [await renderer.render([user(str(i))]) for i in range(20)] == [str(i) for i in range(20)]

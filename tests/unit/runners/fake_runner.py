@@ -58,6 +58,8 @@ def produce(id: int, n: int, text: str, *, obedient: bool) -> None:
         if id not in open_ids:
             return  # cancelled; `main` has answered
         step(p.Delta(id, text.format(i=i), (i,)))
+        if obedient:
+            time.sleep(0.0002)  # the thread that reads commands gets its turn
     open_ids.discard(id)
     step(finished(id, "stop", n))
 
@@ -101,7 +103,7 @@ def main() -> None:
     (home / f"started-{os.getpid()}").touch()
     say(p.Loading("weights", 0.5))
     if mode == "noise":
-        sys.stderr.buffer.write(b"plain\n\x1b[31mred\x07 \xff \xe2\x80\xae\n" + b"x" * 100_000 + b"\nlast\n")
+        sys.stderr.buffer.write(b"plain\nERROR it broke: 5 %d\n\x1b[31mred\x07 \xff \xe2\x80\xae\n" + b"x" * 100_000 + b"\nlast\n")
         sys.stderr.buffer.flush()
     if mode == "fatal":
         say(p.Fatal("the file is broken", "use another"))

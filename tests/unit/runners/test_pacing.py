@@ -18,11 +18,11 @@ SMALL = FlowLimits(coalesce_events=4, pause_deltas=16, pause_bytes=64 * 1024)
 
 
 async def test_a_slow_reader_pauses_its_own_request_only(tmp_path: Path) -> None:
-    async with running(tmp_path, limits=SMALL) as runner, runner.generate(ask("flood 500")) as slow:
+    async with running(tmp_path, limits=SMALL) as runner, runner.generate(ask("flood 3000")) as slow:
         await until(lambda: commands(tmp_path, "Pause") == ["Pause 1"])
         assert await text_of(runner, "count 10") == "".join(f"{i} " for i in range(10))
         held = len(slow._buffer)
-        assert 16 < held < 500
+        assert 16 < held < 3000
         text, n_deltas = "", 0
         async for event in slow:
             await asyncio.sleep(0)
@@ -31,8 +31,8 @@ async def test_a_slow_reader_pauses_its_own_request_only(tmp_path: Path) -> None
                 n_deltas += 1
                 assert event.tokens == tuple(int(event.text[k : k + 100]) for k in range(0, len(event.text), 100))
         assert isinstance(event, Finished)
-        assert text == "".join(f"{i:0100d}" for i in range(500))
-        assert n_deltas < 500
+        assert text == "".join(f"{i:0100d}" for i in range(3000))
+        assert n_deltas < 3000
     pauses, resumes = commands(tmp_path, "Pause"), commands(tmp_path, "Resume")
     assert len(pauses) - len(resumes) in (0, 1)
     assert set(pauses) == {"Pause 1"}

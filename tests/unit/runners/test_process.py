@@ -84,8 +84,9 @@ def test_log_lines_are_bounded_printable_and_kept(tmp_path: Path, caplog: pytest
         process.stop(grace_s=60)
     ended = process._waiting[-1]
     assert isinstance(ended, Ended)
-    assert ended.last_lines == ("plain", "\\x1b[31mred\\x07 \\xff \\u202e", "x" * 4096, "last")
-    assert [r.getMessage() for r in caplog.records] == list(ended.last_lines)
+    assert ended.last_lines == ("plain", "ERROR it broke: 5 %d", "\\x1b[31mred\\x07 \\xff \\u202e", "x" * 4096, "last")
+    assert [r.getMessage() for r in caplog.records] == ["plain", "it broke: 5 %d", *ended.last_lines[2:]]
+    assert [r.levelno for r in caplog.records] == [logging.INFO, logging.ERROR] + [logging.INFO] * 3
 
 
 def test_printable_keeps_letters_of_any_script() -> None:

@@ -132,7 +132,7 @@ async def test_a_request_right_after_a_death_waits_for_the_restart(tmp_path: Pat
 
 async def test_events_before_a_death_are_still_handed_out(tmp_path: Path) -> None:
     async with running(tmp_path) as runner, runner.generate(ask("flood 5")) as finished, runner.generate(ask("hold")) as events:
-        await until(lambda: len(finished._buffer) == 8)
+        await until(lambda: (len(finished._buffer), len(events._buffer)) == (8, 2))
         assert runner.pid is not None
         os.kill(runner.pid, signal.SIGKILL)
         await until(lambda: runner.state is State.RESTARTING)
