@@ -72,8 +72,9 @@ class Server:
 
     def _collect(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.decode("utf-8", "replace").rstrip())
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line.decode("utf-8", "replace").rstrip())
 
     @property
     def log(self) -> str:
