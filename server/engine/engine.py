@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from server.engine.live import Live, answer_for, busy, cancelled_while_waiting, slot_state
 from server.engine.plan import Share, StepPlan
-from server.engine.ports import DecodeFault, Decoder, Vocab
+from server.engine.ports import DecodeFault, Decoder, Row, Vocab
 from server.engine.request import Sequence, WaitingRequest, penalty_window
 from server.engine.scheduler import Scheduler
 from server.protocol import (
@@ -42,8 +42,8 @@ SNAPSHOT_SECONDS = 0.05
 """`slots` is at most this much older than the last step."""
 POSITIONS_SECONDS = 1.0
 """Waiting clients hear of a new position this often; 1 ms more for each that waits, so that the walk never shows."""
-MOST_FAULTS_ALONE = 8
-"""So many sequences in a row failed alone and nothing succeeded: it is not the sequences. The process ends and is started again."""
+FAULTS_ALONE = 3
+"""After so many sequences in a row that failed alone, with nothing computed in between, the decoder itself is tried."""
 
 
 class EngineBroken(RuntimeError):
@@ -211,8 +211,20 @@ class Engine:
         if blamed is not None:
             self._fail(self._live[blamed.id], f"the model could not be evaluated for this request (code {fault.code})")
             self._faults_alone += 1
-            if self._faults_alone >= MOST_FAULTS_ALONE:
-                raise EngineBroken(f"{self._faults_alone} sequences in a row could not be evaluated") from fault
+            if self._faults_alone >= FAULTS_ALONE and not self._can_decode(blamed.slot):
+                raise EngineBroken(f"{self._faults_alone} sequences in a row could not be evaluated, and a single token neither") from fault
+
+    def _can_decode(self, slot: int) -> bool:
+        """Whether the decoder still works at all: one token in a free slot. If not, a new process is the way out."""
+        self._scheduler.forget(slot)
+        self._decoder.truncate(slot, 0)
+        try:
+            self._decoder.decode([Row(slot, 0, 0, False)])
+        except DecodeFault:
+            return False
+        self._decoder.truncate(slot, 0)
+        self._faults_alone = 0
+        return True
 
     def _resync(self, sequence: Sequence) -> None:
         """Believe the cells. The last token's logits are lost, so it is computed again even if its cell is there."""

@@ -119,6 +119,10 @@ class Scheduler:
         slot.tokens = sequence.tokens[: sequence.n_computed] if sequence.request.cache_prompt else []
         return len(slot.tokens)
 
+    def forget(self, slot_id: int) -> None:
+        """The cells of a free slot are empty."""
+        self.slots[slot_id].tokens = []
+
     def _can_admit(self) -> bool:
         return bool(self._waiting) and len(self.running) < len(self.slots)
 

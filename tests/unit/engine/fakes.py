@@ -9,12 +9,12 @@ from collections.abc import Sequence as Seq
 from server.engine.ports import DecodeFault, Row
 from server.protocol import SamplingParams, TokenLogprob
 
-EOG, CONTROL, BOS = 256, 257, 258
-N_VOCAB = 259
+EOG, CONTROL, BOS, POISON = 256, 257, 258, 259
+N_VOCAB = 260
 
 
 class FakeVocab:
-    """Token = byte; three control tokens behind them."""
+    """Token = byte; four control tokens behind them; `POISON` is never drawn."""
 
     n_vocab = N_VOCAB
 
@@ -81,7 +81,8 @@ class FakeSampler:
         self.closed = True
 
 
-Fault = Callable[[Seq[Row]], DecodeFault | None]
+Fault = Callable[[Seq[Row]], tuple[DecodeFault, int] | None]
+"""Batch -> None, or how it fails and how many of its rows have been computed by then."""
 
 
 class FakeDecoder:
@@ -115,9 +116,7 @@ class FakeDecoder:
         self.outputs = {}
         if self.keep_batches:
             self.batches.append(list(rows))
-        fault = self.fault(rows) if self.fault else None
-        # A fault that leaves its traces: half of the rows were computed.
-        done = len(rows) if fault is None else 0 if fault.restored else len(rows) // 2
+        fault, done = (self.fault and self.fault(rows)) or (None, len(rows))
         for index, row in enumerate(rows[:done]):
             cells, states = self.cells[row.slot], self._states[row.slot]
             assert row.pos == len(cells) < self.n_ctx_slot, f"position {row.pos} after {len(cells)} cells"
@@ -149,5 +148,15 @@ class FakeDecoder:
 
 
 def poisoned_by(token: int, *, code: int = -3, restored: bool = False) -> Fault:
-    """Every batch that holds `token` fails."""
-    return lambda rows: DecodeFault(code, "poison", restored=restored) if any(row.token == token for row in rows) else None
+    """Every batch that holds `token` fails; `restored` or with the rows before it computed."""
+
+    def fault(rows: Seq[Row]) -> tuple[DecodeFault, int] | None:
+        place = next((index for index, row in enumerate(rows) if row.token == token), None)
+        return None if place is None else (DecodeFault(code, "poison", restored=restored), 0 if restored else place)
+
+    return fault
+
+
+def fails_with(code: int, *, restored: bool, done: int = 0) -> Fault:
+    """Every batch fails, `done` of its rows computed."""
+    return lambda rows: (DecodeFault(code, "no", restored=restored), min(done, len(rows)))
