@@ -182,14 +182,20 @@ class Context:
         self._n_rows = count
 
     def _check(self, rows: Sequence[Row]) -> None:
-        """What native code would answer by aborting the process, or by refusing everybody's rows for one bad one."""
+        """What native code would answer by aborting the process, by a hole in the cache, or by refusing everybody for one bad row."""
         if not 0 < len(rows) <= self._n_batch:
             raise DecodeFault(-1, f"a batch of {len(rows)} rows; 1 to {self._n_batch} are possible", restored=True)
-        outputs = 0
+        outputs, slot, expected = 0, -1, 0
         for row in rows:
+            if row.slot != slot:
+                if not slot < row.slot < self._n_slots:
+                    raise DecodeFault(-1, f"slot {row.slot} is out of range or out of order", restored=True)
+                slot, expected = row.slot, self.n_tokens(row.slot)
+            if row.pos != expected or not 0 <= row.token < self._n_vocab:
+                message = f"token {row.token} at position {row.pos} of slot {slot}, where position {expected} comes next"
+                raise DecodeFault(-1, message, restored=True)
+            expected += 1
             outputs += row.logits
-            if not (0 <= row.token < self._n_vocab and 0 <= row.slot < self._n_slots and 0 <= row.pos < self._n_ctx_slot):
-                raise DecodeFault(-1, f"token {row.token} at position {row.pos} of slot {row.slot} is out of range", restored=True)
         if outputs > self._max_output_rows:
             raise DecodeFault(-1, f"{outputs} rows want logits; {self._max_output_rows} are possible", restored=True)
 

@@ -27,6 +27,8 @@ from typing import Any
 log = logging.getLogger("server.llama.native")
 
 _REDIRECTIONS = ("LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB", "GGML_BACKEND_PATH", "GGML_BACKEND_DL_PATH")
+_WITHOUT_DEBUGGER = "GGML_NO_BACKTRACE"
+"""An assertion in ggml would start gdb on the process and take seconds to die, with requests waiting for its end."""
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.DEBUG, 4: logging.WARNING}
 _ERROR, _CONTINUED = 4, 5
 _lock = threading.RLock()
@@ -84,6 +86,7 @@ def library_file(directory: Path, stem: str) -> Path:
 
 def open_ggml(directory: Path) -> Symbols:
     """libggml on its own, for a process that never loads libllama (in one that does it would be a second registry)."""
+    os.environ.setdefault(_WITHOUT_DEBUGGER, "1")
     return Symbols(*(ctypes.CDLL(str(library_file(directory, stem))) for stem in ("ggml", "ggml-base")))
 
 
@@ -96,6 +99,7 @@ def native() -> Any:
     with _lock:
         for name in _REDIRECTIONS:
             os.environ.pop(name, None)
+        os.environ.setdefault(_WITHOUT_DEBUGGER, "1")
         if "llama_cpp" not in sys.modules:
             package = types.ModuleType("llama_cpp")
             package.__path__ = [str(package_directory())]
