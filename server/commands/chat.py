@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         watch_parent(parent_lost)
     try:
         with asyncio.Runner() as loop:
-            chat = _Chat(start, Runner(start.runner, process), Renderer(), loop)
+            chat = _Chat(start, Runner(start.runner, process, spawn=launch), Renderer(), loop)
             chat.install()
             try:
                 return chat.converse() if console.is_terminal(sys.stdin) else chat.answer_once()
