@@ -41,7 +41,7 @@ def check_tokens(parts: list[int | str | list[int | str]] | list[int | str] | li
         if isinstance(part, list):
             raise ClientError(f"{field}: token ids and lists cannot be mixed", param=field)
         if isinstance(part, int) and not 0 <= part < n_vocab:
-            raise ClientError(f"{field}[{i}] is no token id; ids go from 0 to {n_vocab - 1}", param=field)
+            raise ClientError(f"{field}[{i}] is no token id; ids go from 0 to {n_vocab - 1}", param=f"{field}[{i}]")
         checked.append(part)
     return checked
 
