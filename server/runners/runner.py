@@ -79,7 +79,7 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         backoff: Backoff | None = None,
         limits: FlowLimits | None = None,
-        restart_wait_s: float = 1.0,
+        restart_wait_s: float = 10.0,
     ) -> None:
         """`process`: a child that `launch` has started already with the same settings.
 
