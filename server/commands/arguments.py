@@ -1,4 +1,4 @@
-"""What the file commands share: an argument parser whose errors are OperatorErrors, printing that no terminal breaks, a progress line."""
+"""What the file commands share: an argument parser whose errors are OperatorErrors, and a progress line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from server.errors import OperatorError
 from server.files import shown_size
+from server.lifecycle.console import is_terminal, say
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,12 +22,6 @@ class Parser(argparse.ArgumentParser):
         raise OperatorError(f"{self.prog}: {message}", hint=" ".join(self.format_usage().split()))
 
 
-def say(text: str = "") -> None:
-    """Print a line; characters that the terminal's encoding lacks are escaped."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-
-
 class ProgressLine:
     """Progress of bytes on stderr: a bar that is redrawn on a terminal, else a line every few seconds."""
 
@@ -34,7 +29,7 @@ class ProgressLine:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._bar = sys.stderr.isatty()
+        self._bar = is_terminal(sys.stderr)
         self._pause = 0.1 if self._bar else 3.0
         self._last = time.monotonic()
         self._drawn = False
@@ -48,15 +43,13 @@ class ProgressLine:
         text = f"{self._what} {share:4.0%} of {shown_size(total)}"
         if self._bar:
             full = round(share * self.WIDTH)
-            sys.stderr.write(f"\r[{'#' * full}{'.' * (self.WIDTH - full)}] {text}\x1b[K")
+            say(f"\r[{'#' * full}{'.' * (self.WIDTH - full)}] {text}\x1b[K", file=sys.stderr, end="")
             self._drawn = True
         else:
-            sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+            say(text, file=sys.stderr)
 
     def close(self) -> None:
         """Remove the bar; called also when the work failed."""
         if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            say("\r\x1b[K", file=sys.stderr, end="")
             self._drawn = False

@@ -26,9 +26,10 @@ from server.bundle import (
     planned_size,
     write_bundle,
 )
-from server.commands.arguments import Parser, ProgressLine, say
+from server.commands.arguments import Parser, ProgressLine
 from server.errors import OperatorError
 from server.files import open_input, shown, shown_size
+from server.lifecycle.console import say
 from server.options import parse_embedded
 from server.spawn import is_frozen
 

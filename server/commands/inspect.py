@@ -13,10 +13,11 @@ from typing import Any
 
 from models.resolve import from_file, neighbour
 from server.bundle_format import MAX_ARGS_BYTES, MAX_TEMPLATE_BYTES, Bundle, not_a_capsule
-from server.commands.arguments import Parser, ProgressLine, say
+from server.commands.arguments import Parser, ProgressLine
 from server.errors import OperatorError
 from server.files import shown, shown_size
 from server.gguf import GgufFacts, is_gguf, read_gguf, read_model
+from server.lifecycle.console import say
 from server.spawn import is_frozen
 
 Report = dict[str, Any]
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     else:
         _print(report)
     for problem in problems:
-        print(problem, file=sys.stderr)
+        say(problem, file=sys.stderr)
     return OperatorError.exit_code if problems else 0
 
 
