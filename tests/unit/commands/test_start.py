@@ -1,0 +1,91 @@
+"""What the runner is told follows from the settings and the weights, whichever source a setting came from."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from models.resolve import Weights
+from server.commands import start as module
+from server.commands.serve import _End
+from server.commands.start import Start, prepare, read_options
+from server.errors import OperatorError
+from server.lifecycle import extraction
+from server.lifecycle.instance import Registration
+from server.lifecycle.stop import Stopper
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("CAPSULE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def begun(*argv: str, args: tuple[str, ...] = (), template: str | None = None) -> Start:
+        weights = Weights(tmp_path / "m.gguf", 65536, 100, "named", None, template, list(args), cast(Any, None))
+        monkeypatch.setattr(module, "resolve", lambda model, *, executable, cache_dir: weights)
+        return prepare(read_options(argv, {}), argv, {})
+
+    return begun
+
+
+def test_the_runner_is_told_where_the_weights_lie(begin: Any, tmp_path: Path) -> None:
+    told = begin().runner
+    assert (told.path, told.offset, told.size) == (str(tmp_path / "m.gguf"), 65536, 100)
+    assert told.cache_dir == str(tmp_path / "cache")
+    assert begin().model_name == "named" and begin("--alias", "other").model_name == "other"
+
+
+def test_arguments_of_the_file_apply_below_flags(begin: Any) -> None:
+    begun = begin("-np", "3", args=("--parallel", "7", "--ctx-size", "4096"))
+    assert (begun.runner.parallel, begun.runner.ctx_size) == (3, 4096)
+    assert begun.options.origins["ctx_size"] == "embedded" and begun.options.origins["parallel"] == "flag"
+    with pytest.raises(OperatorError, match="--host"):
+        begin(args=("--host", "0.0.0.0"))
+    with pytest.raises(OperatorError, match="--temp"):
+        begin(args=("--temp", "-1"))
+
+
+def test_deterministic_means_q8_0_and_a_micro_batch_fits_its_batch(begin: Any) -> None:
+    told = begin("--deterministic").runner
+    assert (told.deterministic, told.cache_type_k, told.cache_type_v) == (True, "q8_0", "q8_0")
+    assert begin("-b", "64").runner.ubatch_size == 64
+    assert begin("-ctk", "q4_0").runner.cache_type_k == "q4_0"
+
+
+def test_the_nearest_chat_template_wins(begin: Any, tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("\ufefffrom a file", encoding="utf-8")
+    assert begin().template is None
+    assert begin(template="laid in").template == "laid in"
+    assert begin(template="laid in", args=("--chat-template", "embedded")).template == "embedded"
+    assert begin("--chat-template", "flag", template="laid in", args=("--chat-template", "embedded")).template == "flag"
+    assert begin("--chat-template-file", str(file), args=("--chat-template", "embedded")).template == "from a file"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * (1 << 21)], ids=["not text", "too long"])
+def test_a_bad_template_file_is_named(begin: Any, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_bytes(content)
+    with pytest.raises(OperatorError, match="--chat-template-file"):
+        begin("--chat-template-file", str(file))
+
+
+def test_an_orphan_removes_its_directory_once_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(extraction, "remove_own", lambda: steps.append("removed"))
+    monkeypatch.setattr("server.commands.serve._GRACE_S", 0.0)
+    registration = Registration(tmp_path, "x")
+    registration.claim()
+    stopper = Stopper()
+    end = _End(registration, exit=lambda code: steps.append(f"exit {code}"))
+    end.last_step()
+    assert steps == [], "with a living parent, that one cleans up"
+    thread = threading.Thread(target=end.parent_lost, args=(stopper,))
+    thread.start()
+    thread.join(10)
+    assert stopper.wanted and not stopper.patient
+    assert steps == ["removed", "exit 0"]
+    end.now()
+    assert steps[-1] == "exit 0" and Registration(tmp_path, "x").claim()
