@@ -8,17 +8,16 @@ import gguf
 import numpy as np
 
 N_VOCAB = 320
-WORDS = N_VOCAB - 259
 
 
-def _vocabulary(writer: gguf.GGUFWriter) -> None:
+def _vocabulary(writer: gguf.GGUFWriter, n_vocab: int = N_VOCAB) -> None:
     """SPM: unknown, BOS, EOS, the 256 bytes, and a few words."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(f"▁w{i}" for i in range(WORDS))]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(f"▁w{i}" for i in range(n_vocab - 259))]
     kinds = gguf.TokenType
-    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * WORDS]
+    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.BYTE] * 256, *[kinds.NORMAL] * (n_vocab - 259)]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * N_VOCAB)
+    writer.add_token_scores([0.0] * n_vocab)
     writer.add_token_types(types)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -41,15 +40,17 @@ def _attention_layer(writer: gguf.GGUFWriter, layer: int, random: np.random.Gene
     tensor("ffn_down", width, 2 * width)
 
 
-def write_attention(path: Path, architecture: str = "llama", *, window: int = 0, n_layers: int = 2, split: int = 0) -> Path:
+def write_attention(
+    path: Path, architecture: str = "llama", *, window: int = 0, n_layers: int = 2, split: int = 0, width: int = 64, n_vocab: int = N_VOCAB
+) -> Path:
     """A transformer with grouped heads; `window`: sliding attention (gemma3); `split`: tensors per file. Returns the first file."""
-    width, random = 64, np.random.default_rng(1)
+    random = np.random.default_rng(1)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_context_length(4096)
     writer.add_embedding_length(width)
     writer.add_block_count(n_layers)
     writer.add_feed_forward_length(2 * width)
-    writer.add_head_count(2)
+    writer.add_head_count(width // 32)
     writer.add_head_count_kv(1)
     writer.add_key_length(32)
     writer.add_value_length(32)
@@ -57,11 +58,11 @@ def write_attention(path: Path, architecture: str = "llama", *, window: int = 0,
     writer.add_layer_norm_rms_eps(1e-5)
     if window:
         writer.add_sliding_window(window)
-    _vocabulary(writer)
+    _vocabulary(writer, n_vocab)
     extra = ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm") if architecture == "gemma3" else ()
-    writer.add_tensor("token_embd.weight", random.standard_normal((N_VOCAB, width)).astype(np.float32))
+    writer.add_tensor("token_embd.weight", random.standard_normal((n_vocab, width)).astype(np.float32))
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
-    writer.add_tensor("output.weight", random.standard_normal((N_VOCAB, width)).astype(np.float32))
+    writer.add_tensor("output.weight", random.standard_normal((n_vocab, width)).astype(np.float32))
     for layer in range(n_layers):
         _attention_layer(writer, layer, random, width, extra)
     _finish(writer)
