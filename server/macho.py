@@ -1,7 +1,8 @@
 """Makes a macOS program whose file has changed startable again: lets its last segment cover the whole file and signs it ad hoc.
 
 A Mac refuses to start what is not signed, and a signature must cover the file up to its end; so the __LINKEDIT segment and the string
-table inside it are stretched over everything behind them. Unverified on a Mac. Knows nothing of payloads.
+table inside it are stretched over everything behind them, with the very bytes that PyInstaller's own tool writes. Signing is unverified:
+it needs a Mac. Knows nothing of payloads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HEADER = struct.Struct("<8I")
 _COMMAND = struct.Struct("<2I")
 _SYMTAB = struct.Struct("<6I")
 _SEGMENT = struct.Struct("<2I16s4Q4I")
-_PAGE = 16 * 1024
+_CPU_ARM64 = 0x0100000C
 _MAX_COMMANDS_BYTES = 64 * 1024
 
 
@@ -79,7 +80,8 @@ def cover_whole_file(path: Path) -> None:
                 parts[6] = size - parts[5]  # filesize; fileoff
                 linkedit = parts[6] > 0
                 if linkedit:
-                    parts[4] = -(-parts[6] // _PAGE) * _PAGE  # vmsize
+                    page = 16384 if cpu == _CPU_ARM64 else 4096
+                    parts[4] = -(-parts[6] // page) * page  # vmsize
                     data = _SEGMENT.pack(*parts) + data[_SEGMENT.size :]
             kept.append(data)
         if not (symtab and linkedit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import stat
@@ -22,7 +23,7 @@ from PyInstaller.archive.readers import CArchiveReader
 from PyInstaller.archive.writers import CArchiveWriter
 
 from server.bundle import Bundle, FileRange, PayloadSource, copy_file, not_a_capsule, planned_size, write_bundle
-from server.bundle_format import ALIGNMENT, FOOTER, MAGIC, MAX_TABLE_BYTES
+from server.bundle_format import ALIGNMENT, FOOTER, MAGIC, MAX_TABLE_BYTES, MODEL_KINDS
 from server.errors import OperatorError
 from tests import capsule_kit as kit
 
@@ -237,6 +238,19 @@ def test_every_truncation_is_noticed(capsule: Path) -> None:
         path = kit.write(capsule.with_name("short.exe"), content[:size])
         assert Bundle.open(path) is None
     assert "cut short" in not_a_capsule(kit.write(capsule.with_name("short.exe"), content[:-1])).message
+
+
+def test_the_specification_says_the_same() -> None:
+    text = (ROOT / "spec" / "file-format.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if re.match(r"\| \d+ \| \d+ \|", line)]
+    offset = 0
+    for row in rows:
+        assert int(row[0]) == offset
+        offset += int(row[1])
+    assert offset == FOOTER.size and len(rows) == len(FOOTER.unpack(bytes(FOOTER.size)))
+    assert MAGIC.hex(" ") in text and f"{ALIGNMENT:,}" in text and f"{MAX_TABLE_BYTES:,}" in text
+    for kind in MODEL_KINDS:
+        assert f"`{kind}`" in text
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
