@@ -205,8 +205,11 @@ def _environment(environment: Mapping[str, str]) -> tuple[list[tuple[Option, Any
                 found.append((option, not _parse(option, text, f"{negated} ({option.negation})")))
     warnings = []
     for name in sorted(environment):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known and (near := _nearest(name, known)):
-            warnings.append(f"the environment variable {name} means nothing here; did you mean {near}?")
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known:
+            continue
+        near = _nearest(name.removeprefix(ENVIRONMENT_PREFIX), [one.removeprefix(ENVIRONMENT_PREFIX) for one in known])
+        if near:
+            warnings.append(f"the environment variable {name} means nothing here; did you mean {ENVIRONMENT_PREFIX}{near}?")
     return found, warnings
 
 

@@ -123,7 +123,7 @@ def test_environment_may_say_no_and_an_empty_variable_is_absent() -> None:
 
 def test_a_mistyped_variable_is_pointed_out_and_a_foreign_one_is_not() -> None:
     assert "CAPSULE_PORT" in load([], {"CAPSULE_PRT": "1"}).warnings[0]
-    assert load([], {"CAPSULE_XYZZY_HOME": "1", "CAPSULE_CACHE_DIR": "/x", "OTHER": "1"}).warnings == ()
+    assert load([], {"CAPSULE_XYZZY_HOME": "1", "CAPSULE_TEST_SOURCE": "1", "CAPSULE_CACHE_DIR": "/x", "OTHER": "1"}).warnings == ()
 
 
 @pytest.mark.parametrize("option", [o for o in table() if not o.embed], ids=lambda o: o.name)
