@@ -51,7 +51,7 @@ async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> 
 
 def _checked_host(request: web.Request) -> HostPort:
     values = request.headers.getall("Host", [])
-    if len(values) != 1 or request.rel_url.absolute:
+    if len(values) != 1 or not request.raw_path.startswith("/"):
         raise ClientError("the request must name one Host and ask for a path")
     host = parse_host(values[0])
     local = request.transport.get_extra_info("sockname") if request.transport is not None else None

@@ -40,7 +40,7 @@ class Live:
         async with self.session.request(method, self.url + path, data=data, headers=headers, **options) as response:
             body = await response.read()
             is_json = response.content_type == "application/json"
-            return response.status, json.loads(body) if is_json else body, response.headers.copy()
+            return response.status, json.loads(body) if is_json and body else body, response.headers.copy()
 
     async def get(self, path: str, **headers: str) -> tuple[int, Any]:
         status, body, _ = await self.ask("GET", path, headers=_names(headers))
