@@ -5,7 +5,7 @@ ARGS   ?=
 BIN     = $(VENV)/bin
 TESTS  ?=
 
-.PHONY: help run build test check peer lock clean venv
+.PHONY: help run build test check bench peer lock clean venv
 export VENV
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make build [ARGS='--name x']    dist/model.exe"
 	@echo "make check                      format, lint, types, rules of the house"
 	@echo "make test [TESTS=tests/unit]    check, build, then every test"
+	@echo "make bench [ARGS=single]        measure, against llama.cpp's own programs and llama_cpp.server"
 	@echo "make peer                       llama.cpp's own programs, to measure against"
 	@echo "make clean                      remove what was built (not the cache of compiled wheels and models)"
 
@@ -33,6 +34,10 @@ check: venv
 
 test: check build
 	$(BIN)/python -m pytest $(TESTS)
+
+bench: venv
+	@$(PYTHON) build.py
+	$(BIN)/python -m tests.bench $(if $(ARGS),$(ARGS),all)
 
 peer:
 	@$(PYTHON) -m spec.peer $(ARGS)
