@@ -18,7 +18,7 @@ from aiohttp import web
 from server import __version__
 from server.app import create_app
 from server.chat.renderer import Renderer
-from server.commands.report import model_lines, url_lines
+from server.commands.report import model_lines
 from server.commands.start import Start
 from server.errors import OperatorError
 from server.http.context import AppContext
@@ -79,7 +79,7 @@ class _Serving:
         await self._runner.start()
         try:
             await self._listen(site)
-            self._tell_where()
+            self._be_found()
             await self._until_stopped()
             context.draining = True
             await self._drain(context)
@@ -115,10 +115,9 @@ class _Serving:
         for one in self._front.listening.sockets:
             await web.SockSite(site, one, ssl_context=tls, backlog=BACKLOG).start()
 
-    def _tell_where(self) -> None:
+    def _be_found(self) -> None:
+        """By a second start of this file, and by the person's browser."""
         front = self._front
-        for line in url_lines(front.start, front.listening):
-            say(line)
         if front.registration is not None and front.registration.claim():
             front.registration.publish(Running(os.getpid(), front.listening.port, front.nonce, front.launch_secret))
         if self._settings.browser and desktop.can_open_browser(os.environ):

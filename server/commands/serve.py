@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from server.commands.report import url_lines
 from server.commands.start import Start, own_file, prepare, read_options, watched_parent
 from server.lifecycle import console, desktop, extraction
 from server.lifecycle.instance import Registration, identity
@@ -56,6 +57,8 @@ def _serve(start: Start, registration: Registration | None, stopper: Stopper) ->
     listening = listen(settings.host, settings.port, explicit=start.options.origins["port"] != "default")
     process = launch(start.runner)
     try:
+        for line in url_lines(start, listening):
+            console.say(line)
         from server.commands.front import Front, run
 
         return run(

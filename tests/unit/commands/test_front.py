@@ -1,4 +1,4 @@
-"""From the first line to the last: what is printed is where it listens, a fatal load ends the start, and the end waits for answers."""
+"""From listening to the last step: it can be found while it loads, a fatal load ends the start, and the end waits for answers."""
 
 from __future__ import annotations
 
@@ -111,8 +111,7 @@ def test_what_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
         served.stopper.stop()
         assert served.join() == 0
         out = capfd.readouterr().out
-    assert f"http://127.0.0.1:{served.listening.port}/" in out and f":{served.listening.port}/v1" in out
-    for word in ("model", "fake", "slots", "CPU", "devices", "Ready", "this machine only"):
+    for word in ("model", "fake", "slots", "CPU", "devices", "Ready"):
         assert word in out
 
 
