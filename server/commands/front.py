@@ -118,7 +118,7 @@ class _Serving:
     def _be_found(self) -> None:
         """By a second start of this file, and by the person's browser."""
         front = self._front
-        if front.registration is not None and front.registration.claim():
+        if front.registration is not None:
             front.registration.publish(Running(os.getpid(), front.listening.port, front.nonce, front.launch_secret))
         if self._settings.browser and desktop.can_open_browser(os.environ):
             scheme = "https" if self._settings.ssl_cert_file else "http"

@@ -33,17 +33,18 @@ def main(argv: list[str]) -> int:
     registration = _registration(options)
     if registration is not None and options.settings.browser and desktop.is_double_click(argv) and _reopen(registration):
         return 0
-    log = console.set_up_log(verbose=options.settings.verbose, file=options.settings.log_file)
-    for warning in options.warnings:
-        log.warning("%s", warning)
+    if registration is not None:
+        registration.claim()  # so early that a second double-click waits for us to listen instead of starting beside us
     end = _End(registration)
-    stopper = Stopper(end_now=end.now)
-    stopper.install()
-    if watched_parent():
-        watch_parent(lambda: end.parent_lost(stopper))
-    start = prepare(options, argv, os.environ)
     try:
-        return _serve(start, registration, stopper)
+        log = console.set_up_log(verbose=options.settings.verbose, file=options.settings.log_file)
+        for warning in options.warnings:
+            log.warning("%s", warning)
+        stopper = Stopper(end_now=end.now)
+        stopper.install()
+        if watched_parent():
+            watch_parent(lambda: end.parent_lost(stopper))
+        return _serve(prepare(options, argv, os.environ), registration, stopper)
     finally:
         if registration is not None:
             registration.release()

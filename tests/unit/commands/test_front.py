@@ -30,6 +30,7 @@ class Served:
         self.listening = listen(None, 0, explicit=True)
         self.stopper = Stopper(end_now=lambda: None)
         self.registration = Registration(home, "x")
+        self.registration.claim()
         self.outcome: Any = None
         begun = start(mode, home, ["--no-browser", *flags])
         self.process = spawn(begun.runner)
