@@ -173,7 +173,7 @@ def _print_facts(facts: Report) -> None:
     _row("parameters", f"{facts['parameters']:,}")
     _row("quantisation", facts["quantisation"])
     _row("context length", f"{facts['context_length']:,} tokens" if facts["context_length"] else "not told")
-    _row("layers", facts["layers"])
+    _row("layers", facts["layers"] or "not told")
     _row("vocabulary", f"{facts['vocabulary']:,} tokens")
     _row("tensors", f"{facts['tensors']}, {shown_size(facts['tensor_bytes'])}")
     _row("licence", facts["licence"] or "not told")
