@@ -103,10 +103,17 @@ class Engine:
         begun = self._clock()
         self._take_commands()
         self._admit()
+        self._tell_positions(begun)
+        if self._events:
+            self._send(begun)  # nobody waits a whole batch for a refusal, a place in the queue or the end of what was cancelled
         plan = self._scheduler.plan()
         if plan is not None and self._decode(plan):
             self._deliver(plan)
-        self._tell(plan is not None, begun)
+        now = self._clock()
+        self._n_steps += plan is not None
+        self._step_seconds += now - begun
+        if plan is not None or self._slots_moved:
+            self._send(now)
 
     def fail_all(self, message: str) -> None:
         """The loop has broken down: end every request with an internal error. Touches no native code; `step` is not called again."""
@@ -274,7 +281,7 @@ class Engine:
         sequence.tokens.append(token)
         self._n_predicted += 1
         if live.first_token_at is None:
-            live.first_token_at = now
+            live.first_token_at, self._slots_moved = now, True
         ending: tuple[FinishReason, StopType] | None = None
         if self._vocab.is_eog(token):
             piece, ending = answer.flush(), ("stop", "eos")
@@ -315,20 +322,17 @@ class Engine:
 
     # ---- telling -----------------------------------------------------------------------------------------------
 
-    def _tell(self, decoded: bool, begun: float) -> None:
-        now = self._clock()
-        self._n_steps += decoded
-        self._step_seconds += now - begun
+    def _tell_positions(self, now: float) -> None:
         if self._queue_moved and now - self._positions_told >= POSITIONS_SECONDS + self._scheduler.n_waiting * 1e-3:
             self._queue_moved, self._positions_told = False, now
             self._events += [
                 Queued(id=request.id, position=request.position, n_prompt_tokens=len(request.tokens)) for request in self._scheduler.moved()
             ]
-        if self._events or decoded or self._slots_moved:
-            self._publish(now)
-        if self._events or decoded:
-            events, self._events = tuple(self._events), []
-            self._emit(Step(events, self.stats))
+
+    def _send(self, now: float) -> None:
+        self._publish(now)
+        events, self._events = tuple(self._events), []
+        self._emit(Step(events, self.stats))
 
     def _publish(self, now: float) -> None:
         scheduler, n_ctx = self._scheduler, self._decoder.n_ctx_slot
