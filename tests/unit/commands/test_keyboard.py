@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 
 import pytest
 
@@ -19,27 +17,17 @@ from server.commands.keyboard import Keyboard
 
 
 def _turns(*typed: str) -> list[str | None]:
-    """The turns that these pieces, typed one after the other with pauses between them, amount to."""
+    """The turn that each of these texts amounts to, typed at a terminal one after the other."""
     master, slave = pty.openpty()
     attributes = termios.tcgetattr(slave)
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(slave, termios.TCSANOW, attributes)
-
-    def type_all() -> None:
-        for piece in typed:
-            os.write(master, piece.encode())
-            time.sleep(0.4)
-
     turns: list[str | None] = []
     with open(slave, encoding="utf-8") as stream:
         keyboard = Keyboard(stream, prompt="")
-        thread = threading.Thread(target=type_all)
-        thread.start()
-        while True:
+        for text in typed:
+            os.write(master, text.encode())
             turns.append(keyboard.read())
-            if turns[-1] in (None, "end"):
-                break
-        thread.join()
     os.close(master)
     return turns
 
@@ -53,5 +41,5 @@ def test_lines_pasted_together_are_one_turn() -> None:
 
 
 def test_triple_quotation_marks_hold_lines_together() -> None:
-    assert _turns('"""\n', "a\n", "\n", "b\n", '"""\n', "end\n") == ["a\n\nb", "end"]
+    assert _turns('"""\na\n\nb\n"""\n', "end\n") == ["a\n\nb", "end"]
     assert _turns('"""a b"""\n', "end\n") == ["a b", "end"]
