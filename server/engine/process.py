@@ -86,7 +86,7 @@ def _serve(reader: CommandReader, writer: FrameWriter, open_runtime: OpenRuntime
         logger.exception("loading failed")
         writer.put(Fatal(message=f"the model could not be loaded: {error}", hint="the log has the details"))
         return EXIT_BROKEN
-    engine = Engine(Scheduler(_limits(runtime.decoder), policy, settings.max_queue), runtime.decoder, runtime.vocab, writer.put)
+    engine = Engine(Scheduler(limits_of(runtime.decoder), policy, settings.max_queue), runtime.decoder, runtime.vocab, writer.put)
     intake = Intake(
         engine,
         runtime.vocab,
@@ -117,7 +117,8 @@ def _take_in(reader: CommandReader, intake: Intake) -> None:
         os._exit(EXIT_BROKEN)
 
 
-def _limits(decoder: Decoder) -> Limits:
+def limits_of(decoder: Decoder) -> Limits:
+    """What this decoder can take, with the default pace of prefill."""
     return Limits(
         n_slots=decoder.n_slots,
         n_ctx_slot=decoder.n_ctx_slot,

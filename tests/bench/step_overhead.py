@@ -1,0 +1,124 @@
+"""How much of a step is ours: time outside llama_decode with 16 sequences, split into sampling (native) and Python.
+
+    python -m tests.bench.step_overhead [model.gguf] [--sequences 16] [--prompt 256] [--new 64] [--threads N]
+
+With `--threads 1` CPU time of the one thread is measured instead of wall time, so that a busy machine does not blur it.
+Also times prefill chunks beside running streams, which is what `Limits.prefill_chunk` is chosen by. A script, not a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from server.engine.engine import Engine
+from server.engine.plan import Limits
+from server.engine.policy import policy_named
+from server.engine.ports import Decoder, Vocab
+from server.engine.process import limits_of
+from server.engine.request import WaitingRequest
+from server.engine.scheduler import Scheduler
+from server.llama.runtime import open_runtime
+from server.protocol import Delta, GenerationRequest, RunnerSettings, SamplingParams, Step, frame
+
+
+class Bench:
+    """An engine without pipes; frames are encoded as in a runner, then dropped. One per measurement, on one decoder."""
+
+    def __init__(self, decoder: Decoder, vocab: Vocab, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.engine = Engine(Scheduler(limits, policy_named("fcfs"), max_queue=1000), decoder, vocab, self._emit, clock)
+        self.clock = clock
+        self.gaps: list[float] = []
+        self._said: dict[int, float] = {}
+
+    def _emit(self, step: Step) -> None:
+        frame(step)
+        now = time.perf_counter()
+        for event in step.events:
+            if isinstance(event, Delta):
+                if event.id in self._said:
+                    self.gaps.append(now - self._said[event.id])
+                self._said[event.id] = now
+
+    def submit(self, number: int, n_prompt: int, n_new: int, sampling: SamplingParams) -> None:
+        # Different beginnings, so that no prefix is shared.
+        tokens = [2000 + number, *(1000 + (7 * number + 13 * i) % 5000 for i in range(n_prompt - 1))]
+        request = GenerationRequest(prompt="", max_tokens=n_new, sampling=sampling, cache_prompt=False)
+        self.engine.inbox.put(WaitingRequest(number, request, tokens, self.clock(), number))
+
+    def run(self, n_requests: int) -> None:
+        while self.engine.n_ended < n_requests:
+            self.engine.step()
+
+
+def overhead(decoder: Decoder, vocab: Vocab, name: str, sampling: SamplingParams, options: argparse.Namespace) -> None:
+    bench = Bench(decoder, vocab, limits_of(decoder), time.thread_time if options.threads == 1 else time.perf_counter)
+    for number in range(options.sequences):
+        bench.submit(number, options.prompt, options.new, sampling)
+    bench.run(options.sequences)
+    stats, sampled = bench.engine.stats, bench.engine.sample_seconds
+    python = stats.step_seconds - stats.decode_seconds - sampled
+    tokens, wall = stats.n_predicted_tokens, stats.step_seconds
+    print(
+        f"{name:<22}{tokens:>7} tokens {tokens / wall:>7.1f}/s  step {1e3 * stats.step_seconds / stats.n_steps:>7.1f} ms  "
+        f"decode {100 * stats.decode_seconds / wall:>5.1f} %  sampling {100 * sampled / wall:>5.2f} %  "
+        f"Python {100 * python / wall:>5.2f} %  ({1e6 * python / stats.n_steps:.0f} us a step)"
+    )
+
+
+def chunks(decoder: Decoder, vocab: Vocab, options: argparse.Namespace, greedy: SamplingParams) -> None:
+    print("\nfour streams, then four prompts beside them: prefill chunk against pace")
+    for size in (16, 32, 64, 128, 256, 512):
+        bench = Bench(decoder, vocab, dataclasses.replace(limits_of(decoder), prefill_chunk=size))
+        for number in range(4):
+            bench.submit(number, 16, 10_000, greedy)
+        for _ in range(20):
+            bench.engine.step()
+        bench.gaps.clear()
+        begun = time.perf_counter()
+        for number in range(4, 8):
+            bench.submit(number, options.prompt, 1, greedy)
+        bench.run(4)
+        wall = time.perf_counter() - begun
+        gaps = sorted(bench.gaps)
+        print(
+            f"  chunk {size:>3}: {4 * options.prompt / wall:>6.1f} prompt tokens/s, streams {len(gaps) / wall:>5.1f} tokens/s, "
+            f"gap median {1e3 * statistics.median(gaps):>6.0f} ms, largest {1e3 * gaps[-1]:>6.0f} ms"
+        )
+        for slot in range(decoder.n_slots):
+            decoder.truncate(slot, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--chunks", action="store_true", help="also measure prefill chunks")
+    options = parser.parse_args()
+    if options.model is None:
+        from models.cache import default_cache_dir
+        from models.fetch import default_entry, fetch
+
+        options.model = fetch(default_entry().name, default_cache_dir())
+    n_slots = max(8, options.sequences)
+    settings = RunnerSettings(path=str(options.model), parallel=n_slots, ctx_size=n_slots * 1024, threads=options.threads)
+    runtime = open_runtime(settings, lambda stage, progress: None)
+    decoder, vocab = runtime.decoder, runtime.vocab
+    print(f"{runtime.info.name}: {runtime.info.cpu_variant}, {runtime.info.n_threads} threads, {options.sequences} sequences")
+    greedy = SamplingParams(temperature=0.0, ignore_eos=True)
+    overhead(decoder, vocab, "greedy", greedy, options)
+    overhead(decoder, vocab, "default sampling", SamplingParams(seed=1, ignore_eos=True), options)
+    if options.chunks:
+        chunks(decoder, vocab, options, greedy)
+    runtime.close()
+
+
+if __name__ == "__main__":
+    main()
