@@ -48,7 +48,7 @@ def cpu_choice() -> CpuChoice:
 @contextmanager
 def context(model: Model, **options: Any) -> Iterator[Context]:
     """A small context that is freed at the end: 2 slots of 256 cells unless told otherwise."""
-    made = Context(model, **({"n_ctx": 512, "n_slots": 2, "n_threads": 2} | options))
+    made = Context(model, **({"n_ctx": 512, "n_slots": 2, "n_threads": 1} | options))
     try:
         yield made
     finally:

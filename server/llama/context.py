@@ -51,6 +51,8 @@ def kv_type(name: str) -> str:
 class Context:
     """`n_ctx` cells in all, shared out evenly over `n_slots`; the library rounds a slot up to a multiple of 256.
 
+    `swa_full` False: layers with a sliding window keep little more than the window, and a slot cannot rewind past it.
+
     Raises:
         OperatorError: the library refuses these sizes or types, or memory is short.
     """
@@ -66,6 +68,7 @@ class Context:
         n_threads: int = 1,
         type_k: str = "f16",
         type_v: str = "f16",
+        swa_full: bool = True,
     ) -> None:
         n = self._n = native()
         params = n.llama_context_default_params()
@@ -77,7 +80,7 @@ class Context:
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = KV_TYPES[kv_type(type_k)][0], KV_TYPES[kv_type(type_v)][0]
         params.kv_unified = False
-        params.swa_full = True
+        params.swa_full = swa_full
         params.no_perf = True
         with messages.collect() as lines:
             handle: int | None = n.llama_init_from_model(model.handle, params)

@@ -96,7 +96,7 @@ def _run_child(command: Sequence[str], findings: Findings) -> bool:
             findings.verdicts[str(event["library"])] = str(event["verdict"])
     if child.returncode and current and current not in findings.verdicts:
         how = f"did not finish within {TIMEOUT:g} s" if expired.is_set() else f"died of {_cause(child.returncode)}"
-        findings.verdicts[current] = f"{how} in {step}"
+        findings.verdicts[current] = f"{how} while {step}"
         if expired.is_set():
             findings.timed_out.add(current)
         log.debug("probe child %s; its last words: %s", how, complaints[-500:].decode("utf-8", "replace"))

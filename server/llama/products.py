@@ -189,7 +189,7 @@ def _check_products(bench: Bench, announce: Callable[[str], None]) -> int:
         for place, buffer_type in places:
             for n_batch in BATCHES:
                 what = f"the product of a {name} matrix ({place} layout) with {n_batch} column{'s' * (n_batch > 1)}"
-                announce(what)
+                announce(f"computing {what}")
                 y = bench.product(kind, encoded, x[: N_COLUMNS * n_batch], n_batch, buffer_type)
                 if y is None:
                     continue
@@ -217,7 +217,7 @@ def _check_attention(bench: Bench, announce: Callable[[str], None]) -> int:
         keys, values = ([x[i : i + d] for i in range(0, d * n_kv, d)] for x in (k, v))
         for n_q in BATCHES:
             what = f"attention over a {name} cache with {n_q} quer{'ies' if n_q > 1 else 'y'}"
-            announce(what)
+            announce(f"computing {what}")
             q = noise(d * n_q, 17)
             y = bench.attention(kind, q.tobytes(), raw_k, raw_v, (d, n_q, n_kv))
             if y is not None:

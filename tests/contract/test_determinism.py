@@ -1,0 +1,105 @@
+"""Contract: with a q8_0 cache a sequence computes the same bits alone and in a crowd; otherwise it stays near-greedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.engine.ports import Row
+from server.llama.context import DETERMINISTIC_KV_TYPE, Context
+from server.llama.model import Model
+from server.protocol import SamplingParams
+from tests.native import TALE, context, logits, rows
+
+N_NEW = 4
+NEAR = 0.5
+"""Largest distance of a generated token's logit from that step's maximum when the text is replayed alone."""
+
+
+def _prompt(model: Model, length: int, shift: int) -> list[int]:
+    tokens = model.vocab.tokenize(TALE * 30, add_special=True, parse_special=False)
+    return tokens[shift : shift + length]
+
+
+def _prefill(decoder: Context, slot: int, prompt: list[int], chunk: int) -> list[float]:
+    for start in range(0, len(prompt), chunk):
+        part = prompt[start : start + chunk]
+        decoder.decode(rows(slot, part, start))
+    return logits(decoder, len(part) - 1)
+
+
+def _best(values: list[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _alone(model: Model, prompt: list[int], kind: str, chunk: int) -> tuple[list[int], list[list[float]]]:
+    """Greedy tokens and the logits of every step."""
+    with context(model, n_ctx=768, n_slots=1, n_threads=1, type_k=kind, type_v=kind) as decoder:
+        seen = [_prefill(decoder, 0, prompt, chunk)]
+        tokens = [_best(seen[-1])]
+        for step in range(N_NEW - 1):
+            decoder.decode(rows(0, tokens[-1:], len(prompt) + step))
+            seen.append(logits(decoder, 0))
+            tokens.append(_best(seen[-1]))
+        return tokens, seen
+
+
+def _in_a_crowd(model: Model, prompt: list[int], kind: str, n_threads: int = 1) -> tuple[list[int], list[list[float]]]:
+    """The same beside three others of other lengths, prefilled in smaller chunks."""
+    others = {0: _prompt(model, 40, 3), 1: _prompt(model, 13, 11), 3: _prompt(model, 70, 5)}
+    with context(model, n_ctx=768 * 4, n_slots=4, n_threads=n_threads, type_k=kind, type_v=kind) as decoder:
+        for slot, tokens in others.items():
+            _prefill(decoder, slot, tokens, 512)
+        positions = {slot: len(tokens) for slot, tokens in others.items()}
+        seen: list[list[float]] = []
+        done = 0
+        while done < len(prompt):  # 90 rows of the prompt beside one row of each other
+            part = prompt[done : done + 90]
+            mine = [Row(2, done + i, token, i == len(part) - 1) for i, token in enumerate(part)]
+            before = [Row(slot, positions[slot], 7, True) for slot in (0, 1)]
+            decoder.decode([*before, *mine, Row(3, positions[3], 7, True)])
+            for slot in positions:
+                positions[slot] += 1
+            done += len(part)
+            seen = [logits(decoder, len(before) + len(part) - 1)]
+        tokens = [_best(seen[-1])]
+        for step in range(N_NEW - 1):
+            batch = [Row(0, positions[0], 7, True), Row(2, len(prompt) + step, tokens[-1], True), Row(3, positions[3], 7, True)]
+            decoder.decode(batch)
+            positions[0] += 1
+            positions[3] += 1
+            seen.append(logits(decoder, 1))
+            tokens.append(_best(seen[-1]))
+        return tokens, seen
+
+
+@pytest.mark.parametrize(("length", "n_threads"), [(40, 2), (530, 1)])
+def test_with_q8_0_the_bits_do_not_depend_on_the_company(model: Model, length: int, n_threads: int) -> None:
+    """530 cells are past the 512 where f16 attention takes another path for single queries."""
+    prompt = _prompt(model, length, 1)
+    assert _in_a_crowd(model, prompt, DETERMINISTIC_KV_TYPE, n_threads) == _alone(model, prompt, DETERMINISTIC_KV_TYPE, 512)
+
+
+def _distances(model: Model, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Replay alone, teacher-forced: how far each token's logit lies below its step's maximum."""
+    with context(model, n_ctx=768, n_slots=1) as decoder:
+        n_rows = len(prompt) + len(tokens) - 1
+        decoder.decode([Row(0, i, token, i >= len(prompt) - 1) for i, token in enumerate((prompt + tokens)[:n_rows])])
+        steps = [logits(decoder, len(prompt) - 1 + i) for i in range(len(tokens))]
+    return [max(values) - values[token] for values, token in zip(steps, tokens, strict=True)]
+
+
+def test_with_f16_batched_text_is_near_greedy_and_foreign_text_is_not(model: Model) -> None:
+    prompt = _prompt(model, 120, 1)
+    tokens, _ = _in_a_crowd(model, prompt, "f16")
+    assert max(_distances(model, prompt, tokens)) <= NEAR
+    assert max(_distances(model, prompt, tokens[::-1])) > NEAR
+    assert max(_distances(model, _prompt(model, 90, 17), tokens)) > NEAR
+
+
+def test_the_native_greedy_draw_is_the_maximum(model: Model) -> None:
+    with context(model) as decoder:
+        prompt = _prompt(model, 40, 0)
+        decoder.decode(rows(0, prompt))
+        sampler = decoder.sampler(SamplingParams(temperature=0.0))
+        assert sampler.sample(len(prompt) - 1, None)[0] == _best(logits(decoder, len(prompt) - 1))
+        sampler.close()
