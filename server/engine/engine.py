@@ -72,6 +72,7 @@ class Engine:
         self._emit = emit
         self._clock = clock
         self._live: dict[int, Live] = {}
+        self._pieces: dict[int, bytes | None] = {}
         self._events: list[Event] = []
         self._queue_moved = False
         self._slots_moved = True
@@ -283,10 +284,11 @@ class Engine:
         if live.first_token_at is None:
             live.first_token_at, self._slots_moved = now, True
         ending: tuple[FinishReason, StopType] | None = None
-        if self._vocab.is_eog(token):
+        data = self._bytes_of(token)
+        if data is None:
             piece, ending = answer.flush(), ("stop", "eos")
         else:
-            piece = answer.push(token, self._vocab.piece(token), logprob)
+            piece = answer.push(token, data, logprob)
             if answer.stop_word is None and sequence.n_remain(self._decoder.n_ctx_slot) <= 0:
                 piece, ending = piece + answer.flush(), ("length", "limit")
         if answer.stop_word is not None:
@@ -295,6 +297,12 @@ class Engine:
             self._events.append(piece.delta(sequence.id))
         if ending is not None:
             self._finish(live, *ending, now)
+
+    def _bytes_of(self, token: int) -> bytes | None:
+        """What a token adds to the text; None = it ends the text. Remembered: two native calls a token would be felt."""
+        if token not in self._pieces:
+            self._pieces[token] = None if self._vocab.is_eog(token) else self._vocab.piece(token)
+        return self._pieces[token]
 
     # ---- endings -----------------------------------------------------------------------------------------------
 

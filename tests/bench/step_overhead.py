@@ -37,7 +37,7 @@ class Bench:
 
     def _emit(self, step: Step) -> None:
         frame(step)
-        now = time.perf_counter()
+        now = self.clock()
         for event in step.events:
             if isinstance(event, Delta):
                 if event.id in self._said:
@@ -55,8 +55,12 @@ class Bench:
             self.engine.step()
 
 
+def clock_of(options: argparse.Namespace) -> Callable[[], float]:
+    return time.thread_time if options.threads == 1 else time.perf_counter
+
+
 def overhead(decoder: Decoder, vocab: Vocab, name: str, sampling: SamplingParams, options: argparse.Namespace) -> None:
-    bench = Bench(decoder, vocab, limits_of(decoder), time.thread_time if options.threads == 1 else time.perf_counter)
+    bench = Bench(decoder, vocab, limits_of(decoder), clock_of(options))
     for number in range(options.sequences):
         bench.submit(number, options.prompt, options.new, sampling)
     bench.run(options.sequences)
@@ -73,17 +77,17 @@ def overhead(decoder: Decoder, vocab: Vocab, name: str, sampling: SamplingParams
 def chunks(decoder: Decoder, vocab: Vocab, options: argparse.Namespace, greedy: SamplingParams) -> None:
     print("\nfour streams, then four prompts beside them: prefill chunk against pace")
     for size in (16, 32, 64, 128, 256, 512):
-        bench = Bench(decoder, vocab, dataclasses.replace(limits_of(decoder), prefill_chunk=size))
+        bench = Bench(decoder, vocab, dataclasses.replace(limits_of(decoder), prefill_chunk=size), clock_of(options))
         for number in range(4):
             bench.submit(number, 16, 10_000, greedy)
         for _ in range(20):
             bench.engine.step()
         bench.gaps.clear()
-        begun = time.perf_counter()
+        begun = bench.clock()
         for number in range(4, 8):
             bench.submit(number, options.prompt, 1, greedy)
         bench.run(4)
-        wall = time.perf_counter() - begun
+        wall = bench.clock() - begun
         gaps = sorted(bench.gaps)
         print(
             f"  chunk {size:>3}: {4 * options.prompt / wall:>6.1f} prompt tokens/s, streams {len(gaps) / wall:>5.1f} tokens/s, "
