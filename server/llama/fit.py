@@ -71,7 +71,7 @@ def fit(needs: Needs, free_bytes: int, *, ctx_size: int = 0, parallel: int | Non
         found = _requested(needs, ctx_size, parallel)
         return _checked(needs, found, spare, explicit=True)
     budget = min(spare // 2, max(ALWAYS_FINE, needs.total_weight_bytes)) - needs.fixed_bytes
-    return _checked(needs, _chosen(needs, budget, parallel), spare, explicit=False)
+    return _checked(needs, _chosen(needs, budget, parallel), spare, explicit=parallel is not None)
 
 
 def _chosen(needs: Needs, budget: int, parallel: int | None) -> Fit:
@@ -103,8 +103,9 @@ def _checked(needs: Needs, found: Fit, spare: int, *, explicit: bool) -> Fit:
     total = found.cache_bytes + needs.fixed_bytes
     if total <= spare * _MARGIN:
         return found
-    what = f"{found.n_slots} slots of {found.n_ctx_slot} tokens"
-    least = "" if explicit else "the least that makes sense, "
+    what = (
+        f"{found.n_slots} slot{'s' * (found.n_slots > 1)} of {found.n_ctx_slot} tokens{'' if explicit else ', the least that makes sense,'}"
+    )
     room = max(0, int(spare * _MARGIN) - needs.fixed_bytes)
     slots = min(found.n_slots, room // _slot(needs, PAD))
     if slots < 1:
@@ -113,7 +114,7 @@ def _checked(needs: Needs, found: Fit, spare: int, *, explicit: bool) -> Fit:
         fitting = _length(needs, room, slots)
         hint = f"--ctx-size {slots * fitting} --parallel {slots} fits; a q8_0 cache (--cache-type-k, --cache-type-v) takes about half"
     raise OperatorError(
-        f"{least}{what} would take {shown(total)}, but beside the weights ({shown(needs.total_weight_bytes)}) {shown(spare)} are free",
+        f"{what} would take {shown(total)}, but beside the weights ({shown(needs.total_weight_bytes)}) {shown(spare)} are free",
         hint=hint,
     )
 

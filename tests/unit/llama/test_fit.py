@@ -1,0 +1,118 @@
+"""Slots and context from numbers: what is chosen fits, what is asked for is respected or refused with a way out that works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import OperatorError
+from server.llama.fit import MIN_CTX, MIN_SLOTS, PAD, WANTED_CTX, WANTED_SLOTS, Fit, Needs, fit, layer_cells
+
+GIB = 1 << 30
+SMOLLM2 = Needs(8192, cell_bytes=23040, slot_bytes=196608, fixed_bytes=96 << 20, weight_bytes=92 << 20, total_weight_bytes=92 << 20)
+EIGHT_B = Needs(131072, cell_bytes=131072, slot_bytes=513024, fixed_bytes=200 << 20, weight_bytes=5 * GIB, total_weight_bytes=5 * GIB)
+
+
+def test_cells_of_smollm2() -> None:
+    assert layer_cells([3] * 30, 64, 64, 2.0, 2.0) == 23040
+    assert layer_cells([3] * 30, 64, 64, 34 / 32, 34 / 32) == 12240
+    assert layer_cells([8, 0, 0, 8], 128, 128, 2.0, 2.0) == 8192
+    assert layer_cells([1] * 27, 576, 0, 2.0, 2.0) == 31104
+
+
+def test_a_small_model_gets_its_sixteen_slots_without_a_slow_start() -> None:
+    found = fit(SMOLLM2, 20 * GIB)
+    assert found.n_slots == WANTED_SLOTS and found.n_ctx_slot >= MIN_CTX
+    assert found.cache_bytes <= GIB
+
+
+def test_a_large_model_on_a_small_machine_gets_fewer_slots_before_a_refusal() -> None:
+    assert fit(EIGHT_B, 64 * GIB).n_slots == 16
+    tight = fit(EIGHT_B, 8 * GIB)
+    assert MIN_SLOTS <= tight.n_slots < 16 and tight.n_ctx_slot == MIN_CTX
+    with pytest.raises(OperatorError) as caught:
+        fit(EIGHT_B, 5 * GIB + (512 << 20))
+    assert caught.value.message == (
+        "4 slots of 2048 tokens, the least that makes sense, would take 1.2 GiB, but beside the weights (5.0 GiB) 512 MiB are free"
+    )
+
+
+def test_context_is_total_and_shared_by_the_slots() -> None:
+    found = fit(SMOLLM2, 20 * GIB, ctx_size=4096, parallel=2)
+    assert (found.n_slots, found.n_ctx_slot, found.n_ctx) == (2, 2048, 4096)
+    assert fit(SMOLLM2, 20 * GIB, ctx_size=8192).n_slots == 4
+    assert fit(SMOLLM2, 20 * GIB, ctx_size=32768).n_slots == 16
+    assert fit(SMOLLM2, 20 * GIB, ctx_size=1000, parallel=3).n_ctx_slot == 512
+    assert fit(SMOLLM2, 20 * GIB, parallel=1).n_slots == 1
+
+
+def test_a_slot_is_not_longer_than_the_model_was_trained_for() -> None:
+    found = fit(SMOLLM2, 20 * GIB, ctx_size=100_000, parallel=2)
+    assert found.n_ctx_slot == 8192 and "trained" in found.why
+
+
+@pytest.mark.parametrize("parallel", [0, -1, 257])
+def test_an_impossible_number_of_slots_is_refused(parallel: int) -> None:
+    with pytest.raises(OperatorError, match="not possible"):
+        fit(SMOLLM2, 20 * GIB, parallel=parallel)
+
+
+def test_a_refusal_names_flags_that_then_work() -> None:
+    with pytest.raises(OperatorError) as caught:
+        fit(SMOLLM2, 2 * GIB, ctx_size=256 * 8192, parallel=256)
+    numbers = re.search(r"--ctx-size (\d+) --parallel (\d+) fits", caught.value.hint)
+    assert numbers is not None
+    fit(SMOLLM2, 2 * GIB, ctx_size=int(numbers[1]), parallel=int(numbers[2]))
+
+
+def test_no_memory_at_all_has_no_flag_that_helps() -> None:
+    with pytest.raises(OperatorError) as caught:
+        fit(EIGHT_B, 0)
+    assert "smaller model" in caught.value.hint
+
+
+needs = st.builds(
+    Needs,
+    n_ctx_train=st.integers(1, 1 << 20),
+    cell_bytes=st.integers(0, 1 << 20),
+    slot_bytes=st.integers(0, 64 << 20),
+    fixed_bytes=st.integers(0, GIB),
+    weight_bytes=st.integers(0, 64 * GIB),
+    total_weight_bytes=st.integers(0, 64 * GIB),
+)
+
+
+def _try(model: Needs, free: int, ctx_size: int, parallel: int | None) -> Fit | None:
+    try:
+        return fit(model, free, ctx_size=ctx_size, parallel=parallel)
+    except OperatorError as error:
+        assert error.message and error.hint and "\n" not in error.message
+        return None
+
+
+ctx_sizes = st.sampled_from([0, 0, 1, 512, 4096, 100_000, 1 << 22])
+slot_counts = st.sampled_from([None, None, 1, 4, 16, 256])
+
+
+@given(needs, st.integers(0, 512 * GIB), ctx_sizes, slot_counts)
+def test_what_is_chosen_fits_and_respects_what_was_asked(model: Needs, free: int, ctx_size: int, parallel: int | None) -> None:
+    found = _try(model, free, ctx_size, parallel)
+    if found is None:
+        return
+    assert found.cache_bytes + model.fixed_bytes <= free - model.weight_bytes
+    assert found.cache_bytes == found.n_slots * max(1, model.cell_bytes * found.n_ctx_slot + model.slot_bytes)
+    assert found.n_ctx_slot % PAD == 0 and found.n_ctx_slot < model.n_ctx_train + PAD
+    assert parallel is None or found.n_slots == parallel
+    if ctx_size == 0:
+        assert found.n_ctx_slot <= WANTED_CTX and found.n_ctx_slot >= min(MIN_CTX, model.n_ctx_train)
+        assert parallel is not None or MIN_SLOTS <= found.n_slots <= WANTED_SLOTS
+
+
+@given(needs, st.integers(0, 256 * GIB), st.integers(0, 256 * GIB))
+def test_more_memory_never_gives_less(model: Needs, free: int, more: int) -> None:
+    small, large = _try(model, free, 0, None), _try(model, free + more, 0, None)
+    if small is not None:
+        assert large is not None and large.n_slots >= small.n_slots and large.n_ctx >= small.n_ctx
