@@ -23,15 +23,17 @@ GUARDED = frozenset({"/quit"})
 @web.middleware
 async def auth(request: web.Request, handler: Handler) -> web.StreamResponse:
     ring = request.app[KEYS]
-    if request.path in PUBLIC:
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else None  # the route that will run, however its address was spelt
+    if route in PUBLIC:
         return await handler(request)
-    if request.path in GUARDED and _has_launch_secret(request):
+    if route in GUARDED and _has_launch_secret(request):
         return await handler(request)
     secret = presented(request)
     key = ring.find(secret) if secret is not None and ring.required else None
     if ring.required and key is None:
         raise Unauthenticated("the API key is missing or wrong; send it as Authorization: Bearer KEY or X-Api-Key: KEY")
-    if request.path in GUARDED and not (key is not None and key.admin):
+    if route in GUARDED and not (key is not None and key.admin):
         raise Forbidden("this needs an admin key, or the browser window that the program itself has opened")
     if key is not None:
         request[API_KEY] = key

@@ -47,20 +47,21 @@ class EventStream:
         self._ping_interval = ping_interval
         self._stall_s = stall_s
         self._lock = asyncio.Lock()
-        self._written_at = asyncio.get_running_loop().time()
-        self._pinger: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+        self._writing_since: float | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         stream: EventStream = self
         self._request[STREAM] = stream
-        if self._ping_interval > 0:
-            self._pinger = asyncio.create_task(self._ping(), name="sse-ping")
+        self._watcher = asyncio.create_task(self._watch(), name="sse-watch")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._pinger is not None:
-            self._pinger.cancel()
-            await asyncio.gather(self._pinger, return_exceptions=True)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
 
     @property
     def started(self) -> bool:
@@ -91,26 +92,42 @@ class EventStream:
 
     async def _write(self, data: bytes) -> None:
         async with self._lock:
-            try:
-                async with asyncio.timeout(self._stall_s):
-                    if not self.response.prepared:
-                        await self.response.prepare(self._request)
-                    await self.response.write(data)
-            except TimeoutError:
-                if self._request.transport is not None:
-                    self._request.transport.abort()
-                raise ConnectionResetError("the client has stopped reading") from None
-            self._written_at = asyncio.get_running_loop().time()
+            self._writing_since = self._loop.time()
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(data)
+            self._written_at = self._loop.time()
+            self._writing_since = None
 
-    async def _ping(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _watch(self) -> None:
+        """Comments in silence, and an end for a client that has stalled; here, so that an ordinary write costs no timer."""
         with contextlib.suppress(ConnectionError):
             while True:
-                silent = loop.time() - self._written_at
-                if silent < self._ping_interval:
-                    await asyncio.sleep(self._ping_interval - silent)
-                else:
-                    await self.comment("ping")
+                now = self._loop.time()
+                due = now + self._stall_s
+                if self._writing_since is not None:
+                    due = self._writing_since + self._stall_s
+                    if now >= due:
+                        return self._cut_off()
+                elif self._ping_interval > 0:
+                    due = min(due, self._written_at + self._ping_interval)
+                    if now >= self._written_at + self._ping_interval:
+                        await self._ping()
+                        continue
+                await asyncio.sleep(max(0.01, due - now))
+
+    async def _ping(self) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.comment("ping")
+        except TimeoutError:
+            self._cut_off()
+            raise ConnectionResetError from None
+
+    def _cut_off(self) -> None:
+        """The blocked write then fails, or the handler is cancelled."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
 
 STREAM: web.RequestKey[EventStream] = web.RequestKey("stream", EventStream)

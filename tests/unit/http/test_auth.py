@@ -39,6 +39,22 @@ async def test_every_route_but_the_public_ones_asks_for_a_key() -> None:
         assert (await live.get("/nothing"))[0] == 401, "an unknown address tells nothing to those without a key"
 
 
+@pytest.mark.parametrize(
+    "path", ["/%71uit", "/quit/", "//quit", "/./quit", "/x/../quit", "/QUIT", "/health/../quit", "/quit%2f", "/quit;x"]
+)
+@pytest.mark.asyncio
+async def test_other_spellings_of_an_address_get_no_further(path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n"
+    async with running() as live:
+        for extra in ("", f"Origin: http://localhost:3000\r\nX-Capsule-Launch: {SECRET}\r\n"):
+            reply = await live.raw(f"{head}{extra}\r\n{{}}".encode())
+            assert reply.split(b" ")[1] in (b"403", b"404"), reply
+        assert not live.quits
+    async with running(api_key="k") as live:
+        reply = await live.raw(f"{head.replace('POST', 'GET').replace('quit', 'props')}\r\n{{}}".encode())
+        assert reply.split(b" ")[1] == b"401", reply
+
+
 @pytest.mark.asyncio
 async def test_without_keys_nobody_is_asked() -> None:
     async with running() as live:
