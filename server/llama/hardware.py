@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_LIST = Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
@@ -45,7 +46,7 @@ def private_memory() -> int:
 def _own_cgroups(controller: str) -> Iterator[Path]:
     """Directories of the cgroups that limit this process, innermost first (v2, then the v1 hierarchy of the controller)."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _CGROUP_LIST.read_text().splitlines()
     except OSError:
         return
     for line in lines:

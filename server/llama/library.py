@@ -87,7 +87,10 @@ def library_file(directory: Path, stem: str) -> Path:
 def open_ggml(directory: Path) -> Symbols:
     """libggml on its own, for a process that never loads libllama (in one that does it would be a second registry)."""
     os.environ.setdefault(_WITHOUT_DEBUGGER, "1")
-    return Symbols(*(ctypes.CDLL(str(library_file(directory, stem))) for stem in ("ggml", "ggml-base")))
+    symbols = Symbols(*(ctypes.CDLL(str(library_file(directory, stem))) for stem in ("ggml", "ggml-base")))
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+    messages.attach(symbols.function("ggml_log_set", None, callback, ctypes.c_void_p), callback)
+    return symbols
 
 
 @cache
@@ -112,7 +115,7 @@ def native() -> Any:
         finally:
             if stand_in is typing:
                 del sys.modules["typing_extensions"]
-        messages.attach(module)
+        messages.attach(module.llama_log_set, module.llama_log_callback)
         module.llama_backend_init()
         return module
 
@@ -139,14 +142,11 @@ class Messages:
         self._collectors = 0
         self.errors: deque[str] = deque(maxlen=32)
 
-    def attach(self, module: Any) -> None:
-        self._callback = module.llama_log_callback(self._receive)
-        module.llama_log_set(self._callback, None)
-        atexit.register(self._detach, module)
-
-    def _detach(self, module: Any) -> None:
-        """A message during interpreter shutdown must not call into Python."""
-        module.llama_log_set(module.llama_log_callback(), None)
+    def attach(self, set_callback: Any, callback_type: Any) -> None:
+        """Become the receiver of native messages, until the interpreter shuts down and must not be called any more."""
+        self._callback = callback_type(self._receive)
+        set_callback(self._callback, None)
+        atexit.register(set_callback, callback_type(), None)
 
     def _receive(self, level: int, text: bytes | None, _data: Any) -> None:
         if not text:

@@ -27,6 +27,15 @@ def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_model(tiny_file: Path) -> Iterator[Model]:
+    """A random llama with an SPM vocabulary of 320 tokens that begins with BOS."""
+    native.loaded()
+    loaded = load_model(str(tiny_file))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="session")
 def decoder(model: Model) -> Iterator[Context]:
     """A context with the logits of the last row (19) of a 20-token prompt; tests only sample from it."""
     with native.context(model) as made:
