@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_one_copy_of_each_library_is_shipped() -> None:
     names = [path.name for path in library_directory().iterdir() if path.is_file() and ("llama" in path.name or "ggml" in path.name)]
     stems = [name.split(".")[0] for name in names if not name.endswith(".pc")]
     assert len(stems) == len(set(stems)), "libggml.so and libggml.so.0 would be two libraries with two registries"
+
+
+def test_threads_do_not_spin_long_at_barriers() -> None:
+    """libgomp reads its policy once, when it is loaded."""
+    code = """
+import os, sys
+os.environ.pop("GOMP_SPINCOUNT", None)
+os.environ["OMP_DISPLAY_ENV"] = "VERBOSE"
+os.environ.update(pair.split("=") for pair in sys.argv[1:])
+from server.llama.library import native
+native()
+"""
+    if sys.platform == "linux":
+        assert "GOMP_SPINCOUNT = '3000'" in run_python(code).stderr
+        assert "GOMP_SPINCOUNT = '77'" in run_python(code, "GOMP_SPINCOUNT=77").stderr
+        assert "GOMP_SPINCOUNT = '3000'" not in run_python(code, "OMP_WAIT_POLICY=passive").stderr
 
 
 def test_nothing_loads_all_backends() -> None:
