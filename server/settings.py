@@ -13,9 +13,7 @@ from server.protocol import SamplingParams
 _S = SamplingParams()
 
 
-def option(
-    default: Any, *flags: str, help: str, group: str, embed: bool = False, secret: bool = False, metavar: str | None = None
-) -> Any:
+def option(default: Any, *flags: str, help: str, group: str, embed: bool = False, secret: bool = False, metavar: str | None = None) -> Any:
     """One setting. `embed`: arguments stored inside a capsule file may set it; `secret`: shown as `set`, never by value."""
     meta = {"flags": flags, "help": help, "group": group, "embed": embed, "secret": secret, "metavar": metavar}
     return field(default=default, metadata=meta)
@@ -26,71 +24,134 @@ class Settings:
     """One frozen record per start. None means: decided from the hardware, the model or the circumstances."""
 
     # model
-    model: str | None = option(None, "-m", "--model", group="model", metavar="FILE",
-        help="weights to use instead of those inside this file: a .gguf, another capsule file, or the first part of a split GGUF")
+    model: str | None = option(
+        None,
+        "-m",
+        "--model",
+        group="model",
+        metavar="FILE",
+        help="weights to use instead of those inside this file: a .gguf, another capsule file, or the first part of a split GGUF",
+    )
     alias: str | None = option(None, "--alias", "-a", group="model", embed=True, metavar="NAME", help="model name shown to clients")
-    chat_template: str | None = option(None, "--chat-template", group="model", embed=True, metavar="JINJA",
-        help="chat template to use instead of the model's own")
-    chat_template_file: str | None = option(None, "--chat-template-file", group="model", metavar="FILE",
-        help="file with the chat template to use instead of the model's own")
-    ctx_size: int = option(0, "-c", "--ctx-size", group="model", embed=True, metavar="N",
-        help="KV cells in all, over all slots (0: chosen from the model and the free memory)")
-    parallel: int | None = option(None, "-np", "--parallel", group="model", embed=True, metavar="N",
-        help="requests that run at the same time, each in its own slot (default: from free memory, at least 4)")
+    chat_template: str | None = option(
+        None, "--chat-template", group="model", embed=True, metavar="JINJA", help="chat template to use instead of the model's own"
+    )
+    chat_template_file: str | None = option(
+        None, "--chat-template-file", group="model", metavar="FILE", help="file with the chat template to use instead of the model's own"
+    )
+    ctx_size: int = option(
+        0,
+        "-c",
+        "--ctx-size",
+        group="model",
+        embed=True,
+        metavar="N",
+        help="KV cells in all, over all slots (0: chosen from the model and the free memory)",
+    )
+    parallel: int | None = option(
+        None,
+        "-np",
+        "--parallel",
+        group="model",
+        embed=True,
+        metavar="N",
+        help="requests that run at the same time, each in its own slot (default: from free memory, at least 4)",
+    )
     batch_size: int = option(2048, "-b", "--batch-size", group="model", embed=True, metavar="N", help="most tokens in one step")
-    ubatch_size: int = option(512, "-ub", "--ubatch-size", group="model", embed=True, metavar="N",
-        help="most tokens in one native micro-batch")
-    deterministic: bool = option(False, "--deterministic", group="model", embed=True,
-        help="greedy text does not depend on who else is being served (q8_0 KV cache)")
+    ubatch_size: int = option(
+        512, "-ub", "--ubatch-size", group="model", embed=True, metavar="N", help="most tokens in one native micro-batch"
+    )
+    deterministic: bool = option(
+        False, "--deterministic", group="model", embed=True, help="greedy text does not depend on who else is being served (q8_0 KV cache)"
+    )
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", group="model", embed=True, metavar="TYPE", help="KV cache type for K")
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", group="model", embed=True, metavar="TYPE", help="KV cache type for V")
     policy: str = option("fcfs", "--policy", group="model", metavar="NAME", help="order of waiting requests")
     max_queue: int = option(1024, "--max-queue", group="model", metavar="N", help="requests that may wait; over it the answer is 503")
 
     # hardware
-    threads: int | None = option(None, "-t", "--threads", group="hardware", metavar="N",
-        help="threads for the forward pass (default: what this process may use)")
+    threads: int | None = option(
+        None, "-t", "--threads", group="hardware", metavar="N", help="threads for the forward pass (default: what this process may use)"
+    )
     device: str = option("auto", "--device", group="hardware", metavar="NAME", help="none, auto, or the name of a GPU device")
-    cpu_variant: str | None = option(None, "--cpu-variant", group="hardware", metavar="NAME",
-        help="CPU library to use (default: the best one that proves itself)")
-    n_gpu_layers: int | None = option(None, "-ngl", "--n-gpu-layers", "--gpu-layers", group="hardware", metavar="N",
-        help="layers to place on the GPU (default: as many as fit)")
+    cpu_variant: str | None = option(
+        None, "--cpu-variant", group="hardware", metavar="NAME", help="CPU library to use (default: the best one that proves itself)"
+    )
+    n_gpu_layers: int | None = option(
+        None,
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        group="hardware",
+        metavar="N",
+        help="layers to place on the GPU (default: as many as fit)",
+    )
 
     # generation defaults (each may be overridden by a request)
-    n_predict: int = option(-1, "-n", "--n-predict", "--predict", group="generation", embed=True, metavar="N",
-        help="tokens to generate when a request does not say (-1: until the context is full)")
+    n_predict: int = option(
+        -1,
+        "-n",
+        "--n-predict",
+        "--predict",
+        group="generation",
+        embed=True,
+        metavar="N",
+        help="tokens to generate when a request does not say (-1: until the context is full)",
+    )
     temperature: float = option(_S.temperature, "--temp", "--temperature", group="generation", embed=True, metavar="X", help="temperature")
     top_k: int = option(_S.top_k, "--top-k", group="generation", embed=True, metavar="N", help="top-k sampling (0: off)")
     top_p: float = option(_S.top_p, "--top-p", group="generation", embed=True, metavar="X", help="top-p sampling (1: off)")
     min_p: float = option(_S.min_p, "--min-p", group="generation", embed=True, metavar="X", help="min-p sampling (0: off)")
-    typical_p: float = option(_S.typical_p, "--typical", "--typical-p", group="generation", embed=True, metavar="X",
-        help="locally typical sampling (1: off)")
-    repeat_last_n: int = option(_S.repeat_last_n, "--repeat-last-n", group="generation", embed=True, metavar="N",
-        help="tokens the penalties look back on (0: off, -1: context)")
-    repeat_penalty: float = option(_S.repeat_penalty, "--repeat-penalty", group="generation", embed=True, metavar="X",
-        help="repetition penalty (1: off)")
-    presence_penalty: float = option(_S.presence_penalty, "--presence-penalty", group="generation", embed=True, metavar="X",
-        help="presence penalty (0: off)")
-    frequency_penalty: float = option(_S.frequency_penalty, "--frequency-penalty", group="generation", embed=True, metavar="X",
-        help="frequency penalty (0: off)")
+    typical_p: float = option(
+        _S.typical_p, "--typical", "--typical-p", group="generation", embed=True, metavar="X", help="locally typical sampling (1: off)"
+    )
+    repeat_last_n: int = option(
+        _S.repeat_last_n,
+        "--repeat-last-n",
+        group="generation",
+        embed=True,
+        metavar="N",
+        help="tokens the penalties look back on (0: off, -1: context)",
+    )
+    repeat_penalty: float = option(
+        _S.repeat_penalty, "--repeat-penalty", group="generation", embed=True, metavar="X", help="repetition penalty (1: off)"
+    )
+    presence_penalty: float = option(
+        _S.presence_penalty, "--presence-penalty", group="generation", embed=True, metavar="X", help="presence penalty (0: off)"
+    )
+    frequency_penalty: float = option(
+        _S.frequency_penalty, "--frequency-penalty", group="generation", embed=True, metavar="X", help="frequency penalty (0: off)"
+    )
     seed: int = option(_S.seed, "-s", "--seed", group="generation", embed=True, metavar="N", help="random seed (-1: another one each time)")
 
     # server
     host: str | None = option(None, "--host", group="server", metavar="ADDR", help="address to listen on (default: 127.0.0.1 and ::1)")
     port: int = option(8080, "--port", group="server", metavar="N", help="port (default: 8080, or the next free one)")
-    api_key: str | None = option(None, "--api-key", group="server", secret=True, metavar="KEY", help="key(s) that clients must send, comma-separated")
-    api_key_file: str | None = option(None, "--api-key-file", group="server", metavar="FILE",
-        help="file with one key a line: key [name weight max-class admin]; read again when it changes")
+    api_key: str | None = option(
+        None, "--api-key", group="server", secret=True, metavar="KEY", help="key(s) that clients must send, comma-separated"
+    )
+    api_key_file: str | None = option(
+        None,
+        "--api-key-file",
+        group="server",
+        metavar="FILE",
+        help="file with one key a line: key [name weight max-class admin]; read again when it changes",
+    )
     no_auth: bool = option(False, "--no-auth", group="server", help="allow a non-loopback --host without any key")
     share: bool = option(False, "--share", group="server", help="listen on the local network, make a key, print the addresses to hand out")
-    allowed_hosts: str | None = option(None, "--allowed-hosts", group="server", metavar="LIST", help="further Host names to answer, comma-separated")
-    cors_origins: str | None = option(None, "--cors-origins", group="server", metavar="LIST", help="web origins that may call the API, comma-separated")
+    allowed_hosts: str | None = option(
+        None, "--allowed-hosts", group="server", metavar="LIST", help="further Host names to answer, comma-separated"
+    )
+    cors_origins: str | None = option(
+        None, "--cors-origins", group="server", metavar="LIST", help="web origins that may call the API, comma-separated"
+    )
     ssl_key_file: str | None = option(None, "--ssl-key-file", group="server", metavar="FILE", help="TLS private key (PEM)")
     ssl_cert_file: str | None = option(None, "--ssl-cert-file", group="server", metavar="FILE", help="TLS certificate (PEM)")
     metrics: bool = option(True, "--metrics", group="server", help="serve /metrics")
     slots: bool = option(True, "--slots", group="server", help="serve /slots")
-    sse_ping_interval: float = option(15.0, "--sse-ping-interval", group="server", metavar="S",
-        help="seconds of silence after which a stream gets a comment line")
+    sse_ping_interval: float = option(
+        15.0, "--sse-ping-interval", group="server", metavar="S", help="seconds of silence after which a stream gets a comment line"
+    )
     drain_timeout: float = option(10.0, "--drain-timeout", group="server", metavar="S", help="seconds that running answers get at shutdown")
     max_body_mib: int = option(32, "--max-body-mib", group="server", metavar="N", help="largest request body, MiB")
     browser: bool = option(True, "--browser", group="server", help="open the chat page once the port listens")

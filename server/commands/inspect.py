@@ -85,9 +85,7 @@ def _capsule_report(bundle: Bundle) -> Report:
         "size": bundle.size,
         "kind": "capsule" if bundle.payload("model") else "runtime",
         "platform": bundle.program.platform,
-        "payloads": [
-            {"name": p.name, "kind": p.kind, "offset": p.offset, "size": p.size, "sha256": p.sha256} for p in bundle.payloads
-        ],
+        "payloads": [{"name": p.name, "kind": p.kind, "offset": p.offset, "size": p.size, "sha256": p.sha256} for p in bundle.payloads],
         "program": {"bootloader": bundle.head_size, "archive": bundle.archive.size, "archive_sha256": bundle.archive_sha256},
         "versions": _versions(bundle),
     }

@@ -13,7 +13,8 @@ from tests.e2e.harness import Server
 
 TOPICS = (
     "the sea", "a red bicycle", "how bread is baked", "the moon", "a lost dog", "mountain rivers", "the history of tea", "a night train",
-    "learning to swim", "old clocks", "the colour green", "a village market", "why leaves fall", "a winter morning", "bees", "a good friend",
+    "learning to swim", "old clocks", "the colour green", "a village market", "why leaves fall", "a winter morning", "bees",
+    "a good friend",
 )  # fmt: skip
 
 

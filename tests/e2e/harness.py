@@ -95,7 +95,14 @@ class Server:
     # ---- HTTP ----
 
     def request(
-        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None, raw: bytes | None = None, timeout: float = 300
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        raw: bytes | None = None,
+        timeout: float = 300,
     ) -> tuple[int, bytes]:
         """Status and body; status 0 = nobody listens."""
         data = raw if raw is not None else (json.dumps(body).encode() if body is not None else None)
@@ -231,8 +238,7 @@ def raw_request(server: Server, path: str, body: Any) -> Iterator[socket.socket]
     """A POST sent over a bare socket, for tests that drop the connection at will."""
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     ).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(head + data)

@@ -94,7 +94,16 @@ def test_a_body_over_the_limit_is_413(server: Server) -> None:
 
 
 def test_unknown_keys_and_nulls_are_fine(server: Server) -> None:
-    body = {"messages": USER, "max_tokens": 2, "temperature": None, "stop": None, "tools": [], "user": "me", "x_unknown": {"a": [1]}, "n": None}
+    body = {
+        "messages": USER,
+        "max_tokens": 2,
+        "temperature": None,
+        "stop": None,
+        "tools": [],
+        "user": "me",
+        "x_unknown": {"a": [1]},
+        "n": None,
+    }
     status, reply = server.post("/v1/chat/completions", body)
     assert status == 200, reply
 
