@@ -1,6 +1,6 @@
 """Builds Capsule's one file: environment, native wheel, freeze, weights; what is there and up to date is not made again.
 
-    python3 build.py [--name model] [--model NAME] [--run] [-- arguments for the program]
+    python3 build.py [--name model] [--model NAME] [--bare] [--run] [-- arguments for the program]
 
 Knows the steps and the order, nothing of the server's insides. Standard library only until `enter` has returned.
 """
@@ -38,12 +38,12 @@ def main() -> int:
     runtime = freeze(wheel)
     output = DIST / f"{options.name}.exe"
     stamp = ROOT / "build" / f"{options.name}.stamp"
-    wanted = digest([runtime.stamp, str(weights), output.name])
+    wanted = digest([runtime.stamp, str(weights), output.name, str(options.bare)])
     if stamp.exists() and stamp.read_text() == _mark(wanted, output):
         say(f"{_shown(output)} is up to date")
     else:
-        _bundle(output, runtime, weights)
-        smoke(output)
+        _bundle(output, runtime, None if options.bare else weights)
+        smoke(output, *(["-m", str(weights)] if options.bare else []))
         stamp.write_text(_mark(wanted, output))
         _announce(output)
     if options.run:
@@ -56,6 +56,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="build.py", description="Build dist/model.exe: the server and a model in one file.")
     parser.add_argument("--name", default="model", help="name of the result, without .exe (default: model)")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="model of models/catalog.toml to lay into it")
+    parser.add_argument("--bare", action="store_true", help="without weights: to be given them by -m, `bundle` or a model.gguf beside it")
     parser.add_argument("--run", action="store_true", help="start it afterwards, with the arguments behind --")
     options = parser.parse_args(argv[:cut])
     if not options.name or Path(options.name).name != options.name or options.name.endswith(".exe"):
@@ -64,8 +65,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _bundle(output: Path, runtime: Runtime, weights: Path) -> None:
-    """Lay the weights between the two parts of the runtime; beside the result a second name for desktops that take .exe for DOS."""
+def _bundle(output: Path, runtime: Runtime, weights: Path | None) -> None:
+    """Lay the weights (None: none) between the two parts of the runtime; beside it a second name for desktops that take .exe for DOS."""
     import PyInstaller
 
     from server import __version__, macho
@@ -73,12 +74,12 @@ def _bundle(output: Path, runtime: Runtime, weights: Path) -> None:
     from spec import native
 
     output.parent.mkdir(exist_ok=True)
-    say(f"writing {_shown(output)} with {weights.name}")
+    say(f"writing {_shown(output)} with {weights.name if weights else 'no weights'}")
     write_bundle(
         output,
         head=runtime.head,
         archive=runtime.archive,
-        payloads=[PayloadSource(weights.name, "model", weights)],
+        payloads=[PayloadSource(weights.name, "model", weights)] if weights else [],
         meta={
             "capsule": __version__,
             "versions": {

@@ -19,10 +19,8 @@ from server.bundle import FileRange
 from spec.environment import ROOT, BuildError, digest, run, say
 
 OUTPUT = ROOT / "build" / "runtime"
-# Everything below the rooms, and single files; what the program itself never sees (tests, docs) does not count.
-_ROOMS = ("server", "models", "spec")
-_FILES = ("launcher.py", "LICENSE")
-_NOT_FROZEN = ("peer.py", "notes", "architecture.md", "file-format.md")
+_ROOMS = ("server", "models", "spec/lock")
+_FILES = ("launcher.py", "LICENSE", "spec/model.spec", "spec/frozen.py", "spec/notices.py", "spec/freeze.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def _inputs(wheel: Path) -> Iterator[str | bytes]:
     yield from (sys.version, sys.base_prefix, sysconfig.get_platform(), str(wheel))
     files = [file for room in _ROOMS for file in sorted((ROOT / room).rglob("*")) if file.is_file()]
     for file in [*files, *(ROOT / name for name in _FILES)]:
-        if "__pycache__" not in file.parts and file.name not in _NOT_FROZEN:
+        if "__pycache__" not in file.parts:
             yield str(file.relative_to(ROOT))
             yield file.read_bytes()
 

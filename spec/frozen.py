@@ -30,7 +30,7 @@ UNUSED = (
     "sqlite3 curses pdb xmlrpc idlelib turtle"
 ).split()
 GPL = ["readline"]  # libreadline
-_OWN = re.compile(r"(lib)?(llama|ggml[\w-]*)\.(so|dylib|dll)$")
+_OWN = re.compile(r"(lib)?(llama|ggml[\w.-]*)\.(so|dylib|dll)$")
 
 
 def hidden_imports() -> list[str]:

@@ -20,8 +20,8 @@ START_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 120.0, 120.0, 30.0
 QUESTION = "Say in one sentence what the sea is."
 
 
-def smoke(program: Path) -> None:
-    """Start `program`, ask it one question, end it.
+def smoke(program: Path, *arguments: str) -> None:
+    """Start `program` (with more `arguments`), ask it one question, end it.
 
     Raises:
         BuildError: it did not start, did not answer, or did not end with exit code 0; its output has been shown.
@@ -33,7 +33,7 @@ def smoke(program: Path) -> None:
         # Windows needs SYSTEMROOT to open a socket, and without TEMP it would unpack into its own directory.
         environment = {name: os.environ[name] for name in ("SYSTEMROOT", "TEMP") if name in os.environ} if sys.platform == "win32" else {}
         process = subprocess.Popen(
-            [str(program), "--port", str(port), "--no-browser"],
+            [str(program), "--port", str(port), "--no-browser", *arguments],
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
                 return
         except OSError:
             pass  # not listening yet
-        time.sleep(0.02)
+        time.sleep(0.1)
     raise BuildError(f"it was not ready after {START_SECONDS:.0f} s")
 
 
