@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def main() -> int:
     options = _parse(sys.argv[1:])
     enter("build")
     from models.cache import default_cache_dir
-    from models.fetch import fetch
+    from models.fetch import catalog, fetch
     from spec import native
     from spec.freeze import freeze
     from spec.smoke import smoke
@@ -38,11 +39,12 @@ def main() -> int:
     runtime = freeze(wheel)
     output = DIST / f"{options.name}.exe"
     stamp = ROOT / "build" / f"{options.name}.stamp"
-    wanted = digest([runtime.stamp, str(weights), output.name, str(options.bare)])
+    alias = catalog()[options.model].title
+    wanted = digest([runtime.stamp, str(weights), output.name, str(options.bare), alias])
     if stamp.exists() and stamp.read_text() == _mark(wanted, output):
         say(f"{_shown(output)} is up to date")
     else:
-        _bundle(output, runtime, None if options.bare else weights)
+        _bundle(output, runtime, None if options.bare else weights, alias=alias)
         smoke(output, *(["-m", str(weights)] if options.bare else []))
         stamp.write_text(_mark(wanted, output))
         _announce(output)
@@ -65,8 +67,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _bundle(output: Path, runtime: Runtime, weights: Path | None) -> None:
-    """Lay the weights (None: none) between the two parts of the runtime; beside it a second name for desktops that take .exe for DOS."""
+def _bundle(output: Path, runtime: Runtime, weights: Path | None, *, alias: str) -> None:
+    """Lay the weights (None: none) between the two parts of the runtime; beside it a second name for desktops that take .exe for DOS.
+
+    `alias` goes in as an embedded argument: the name that clients see.
+    """
     import PyInstaller
 
     from server import __version__, macho
@@ -79,7 +84,12 @@ def _bundle(output: Path, runtime: Runtime, weights: Path | None) -> None:
         output,
         head=runtime.head,
         archive=runtime.archive,
-        payloads=[PayloadSource(weights.name, "model", weights)] if weights else [],
+        payloads=[
+            PayloadSource(weights.name, "model", weights),
+            PayloadSource("args.txt", "args", f"--alias {shlex.quote(alias)}".encode()),
+        ]
+        if weights
+        else [],
         meta={
             "capsule": __version__,
             "versions": {
