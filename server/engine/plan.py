@@ -19,8 +19,9 @@ class Limits:
     n_batch: int
     n_ubatch: int
     max_output_rows: int
-    prefill_chunk: int = 64
-    """Most prompt tokens of a step in which somebody decodes: they set the pace of all streams."""
+    prefill_chunk: int = 128
+    """Most prompt tokens of a step in which somebody decodes: they set the pace of all streams. Measured on two cores, 16 prompts of
+    256 tokens at once: 128 takes as long as 512 with a quarter of its longest gap; 64 takes 7 to 15 % longer with two thirds of it."""
     max_prefills: int = 4
     """Most requests whose prompts are computed in one step."""
 
