@@ -4,8 +4,9 @@ Knows no native library. All sizes are bytes, all lengths tokens.
 
 The rule where nothing is asked for: 16 slots of `WANTED_CTX` tokens, within a budget of half of the memory that the weights leave.
 A cache is zeroed when it is made, at 1 to 4 GB/s (small or huge pages), so the budget is also no more than the weights or
-`ALWAYS_FINE`, whichever is larger: starting never takes much longer for a cache that nobody asked for. If that is too much, slots get shorter first (not
-below `MIN_CTX`), then fewer (not below `MIN_SLOTS`); if even that does not fit the memory, the answer is an error with the numbers.
+`ALWAYS_FINE`, whichever is larger: starting never takes much longer for a cache that nobody asked for. If that is too much, slots
+get shorter first (not below `MIN_CTX`), then fewer (not below `MIN_SLOTS`); if even that does not fit the memory, the answer is an
+error with the numbers.
 """
 
 from __future__ import annotations

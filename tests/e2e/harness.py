@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -116,7 +117,9 @@ class Server:
                 return response.status, response.read()
         except HTTPError as error:
             return error.code, error.read()
-        except (URLError, ConnectionError, TimeoutError):
+        except IncompleteRead as cut:
+            return 0, cut.partial
+        except (URLError, HTTPException, ConnectionError, TimeoutError):
             return 0, b""
 
     def get(self, path: str, **kwargs: Any) -> tuple[int, bytes]:
