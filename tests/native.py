@@ -23,6 +23,8 @@ from server.llama.model import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 _CACHE = "CAPSULE_TESTS_CPU_CACHE"
+NEAR = 0.5
+"""Largest distance of a greedy token's logit from that step's maximum when the text is replayed alone."""
 TALE = "Once upon a time there was a village by the sea. The people of the village built boats, sang songs and told stories. "
 
 
@@ -65,6 +67,15 @@ def logits(decoder: Context, row: int) -> list[float]:
     """A copy of one row of logits."""
     values: list[float] = decoder.logits(row)[: decoder.model.vocab.n_vocab]
     return values
+
+
+def greedy_distances(model: Model, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Replay alone, teacher-forced: how far each token's logit lies below its step's maximum."""
+    with context(model, n_ctx=len(prompt) + len(tokens), n_slots=1) as decoder:
+        last = len(prompt) - 1
+        decoder.decode([Row(0, i, token, i >= last) for i, token in enumerate((prompt + tokens)[: last + len(tokens)])])
+        steps = [logits(decoder, last + i) for i in range(len(tokens))]
+    return [max(values) - values[token] for values, token in zip(steps, tokens, strict=True)]
 
 
 def run_python(code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:

@@ -8,11 +8,9 @@ from server.engine.ports import Row
 from server.llama.context import DETERMINISTIC_KV_TYPE, Context
 from server.llama.model import Model
 from server.protocol import SamplingParams
-from tests.native import TALE, context, logits, rows
+from tests.native import NEAR, TALE, context, greedy_distances, logits, rows
 
 N_NEW = 4
-NEAR = 0.5
-"""Largest distance of a generated token's logit from that step's maximum when the text is replayed alone."""
 
 
 def _prompt(model: Model, length: int, shift: int) -> list[int]:
@@ -79,21 +77,12 @@ def test_with_q8_0_the_bits_do_not_depend_on_the_company(model: Model, length: i
     assert _in_a_crowd(model, prompt, DETERMINISTIC_KV_TYPE, n_threads) == _alone(model, prompt, DETERMINISTIC_KV_TYPE, 512)
 
 
-def _distances(model: Model, prompt: list[int], tokens: list[int]) -> list[float]:
-    """Replay alone, teacher-forced: how far each token's logit lies below its step's maximum."""
-    with context(model, n_ctx=768, n_slots=1) as decoder:
-        n_rows = len(prompt) + len(tokens) - 1
-        decoder.decode([Row(0, i, token, i >= len(prompt) - 1) for i, token in enumerate((prompt + tokens)[:n_rows])])
-        steps = [logits(decoder, len(prompt) - 1 + i) for i in range(len(tokens))]
-    return [max(values) - values[token] for values, token in zip(steps, tokens, strict=True)]
-
-
 def test_with_f16_batched_text_is_near_greedy_and_foreign_text_is_not(model: Model) -> None:
     prompt = _prompt(model, 120, 1)
     tokens, _ = _in_a_crowd(model, prompt, "f16")
-    assert max(_distances(model, prompt, tokens)) <= NEAR
-    assert max(_distances(model, prompt, tokens[::-1])) > NEAR
-    assert max(_distances(model, _prompt(model, 90, 17), tokens)) > NEAR
+    assert max(greedy_distances(model, prompt, tokens)) <= NEAR
+    assert max(greedy_distances(model, prompt, tokens[::-1])) > NEAR
+    assert max(greedy_distances(model, _prompt(model, 90, 17), tokens)) > NEAR
 
 
 def test_the_native_greedy_draw_is_the_maximum(model: Model) -> None:

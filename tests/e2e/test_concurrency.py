@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from server.llama.model import load_model
 from tests.e2e.clients import TOPICS, chat_all
 from tests.e2e.harness import Server
+from tests.native import NEAR, TALE, greedy_distances, loaded
 
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1}
 
@@ -26,6 +32,53 @@ def test_sixteen_streams_of_different_lengths_equal_their_solo_runs(deterministi
     assert [answer.text for answer in together] == [answer.text for answer in alone]
     assert [answer.n_completion_tokens for answer in together] == [answer.n_completion_tokens for answer in alone]
     assert len({answer.text for answer in together}) == len(TOPICS)
+
+
+def _complete_together(server: Server, prompts: list[list[int]], n_predict: int) -> list[list[int]]:
+    """Greedy token ids for every prompt, all asked for at the same time."""
+
+    def one(prompt: list[int]) -> list[int]:
+        body = {
+            "prompt": prompt,
+            "n_predict": n_predict,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_tokens": True,
+            "cache_prompt": False,
+        }
+        status, reply = server.post("/completion", body)
+        assert status == 200, reply
+        tokens: list[int] = reply["tokens"]
+        return tokens
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(one, prompts))
+
+
+def test_sixteen_at_once_are_near_greedy_without_the_deterministic_mode(server: Server, smollm2: Path) -> None:
+    loaded()
+    model = load_model(str(smollm2))
+    tale = model.vocab.tokenize(TALE * 10, add_special=False, parse_special=False)
+    starts = [model.vocab.tokenize(f"All about {topic}. ", add_special=True, parse_special=False) for topic in TOPICS]
+    prompts = [start + tale[: 15 * i] for i, start in enumerate(starts)]
+    answers = _complete_together(server, prompts, 24)
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        assert len(tokens) == 24
+        assert max(greedy_distances(model, prompt, tokens)) <= NEAR
+    # The check would notice another request's text.
+    assert max(greedy_distances(model, prompts[0], answers[-1])) > NEAR
+    model.close()
+
+
+@pytest.mark.timeout(600)
+def test_long_prompts_say_the_same_alone_and_together(deterministic_server: Server) -> None:
+    """f16 attention takes other paths from 512 cells and from chunks of 64 rows on; the q8_0 cache of this mode has one path."""
+    status, reply = deterministic_server.post("/tokenize", {"content": TALE * 80})
+    tokens: list[int] = reply["tokens"]
+    prompts = [tokens[shift : shift + length] for shift, length in enumerate((1500, 700, 480, 100, 33, 7))]
+    together = _complete_together(deterministic_server, prompts, 16)
+    alone = [_complete_together(deterministic_server, [prompt], 16)[0] for prompt in prompts]
+    assert together == alone
 
 
 def test_no_answer_holds_another_requests_secret(server: Server) -> None:
