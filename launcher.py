@@ -80,5 +80,17 @@ def _embedded() -> list[str]:
         return []
 
 
+def _flush() -> None:
+    """The interpreter would turn a last write that fails (a full device) into exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if stream is sys.stdout else 2)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    _flush()
+    sys.exit(code)

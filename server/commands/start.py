@@ -81,8 +81,26 @@ def _template(options: Options, weights: Weights) -> str | None:
     """Flag or variable, else what the file's arguments say, else what was laid into the file."""
     s = options.settings
     if s.chat_template_file is not None:
-        return _read_template(Path(s.chat_template_file))
-    return s.chat_template if s.chat_template is not None else weights.chat_template
+        return _usable(_read_template(Path(s.chat_template_file)), f"--chat-template-file {shown(s.chat_template_file)}")
+    if s.chat_template is not None:
+        return _usable(s.chat_template, "--chat-template")
+    return weights.chat_template
+
+
+def _usable(source: str, flag: str) -> str:
+    """A template that would fail, or forget the messages, at every request is said at the start."""
+    from server.chat.template import ChatTemplate, TemplateBroken  # jinja2 is loaded only where somebody brings a template
+
+    if "messages" not in source:
+        raise OperatorError(
+            f"{flag}: this is no chat template, it never uses `messages`",
+            hint="give Jinja source, or leave the flag out: the model's own template is used then",
+        )
+    try:
+        ChatTemplate(source)
+    except TemplateBroken as error:
+        raise OperatorError(f"{flag}: the template is broken: {error}") from None
+    return source
 
 
 def _read_template(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Bytes of tokens -> text that may be shown: whole characters only, and never a part of a stop string. Knows no tokens, no clock.
 
-What comes out, put together, is what decoding all bytes at once (invalid ones become U+FFFD) and cutting before the first stop string
-would give, however the bytes were split. "First" is the stop string that ends first; of several ending at the same character, the longest.
+What comes out, put together, is what decoding all bytes at once (invalid ones become U+FFFD, an unfinished last character is left out)
+and cutting before the first stop string would give, however the bytes were split. "First" is the stop string that ends first; of
+several ending at the same character, the longest.
 """
 
 from __future__ import annotations
@@ -107,12 +108,11 @@ class TextStream:
         return self._advance(self._decoder.decode(data)) if data else ""
 
     def flush(self) -> str:
-        """The generation ended by itself (end of text, limit): returns what was held back. An incomplete character becomes U+FFFD."""
-        text = self._advance(self._decoder.decode(b"", final=True))
-        if self.stop_word is None:
-            text += self._held
-            self.n_delivered += len(self._held)
-            self._held = ""
+        """The generation ended by itself (end of text, limit): returns what was held back, without a character that was cut in two."""
+        if self.stop_word is not None:
+            return ""
+        text, self._held = self._held, ""
+        self.n_delivered += len(text)
         return text
 
     def _advance(self, new: str) -> str:

@@ -56,12 +56,23 @@ def test_deterministic_means_q8_0_and_a_micro_batch_fits_its_batch(begin: Any) -
 
 def test_the_nearest_chat_template_wins(begin: Any, tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
-    file.write_text("\ufefffrom a file", encoding="utf-8")
+    file.write_text("\ufefffrom a file: {{ messages }}", encoding="utf-8")
+    flag, embedded = ("--chat-template", "flag: {{ messages }}"), ("--chat-template", "embedded: {{ messages }}")
     assert begin().template is None
     assert begin(template="laid in").template == "laid in"
-    assert begin(template="laid in", args=("--chat-template", "embedded")).template == "embedded"
-    assert begin("--chat-template", "flag", template="laid in", args=("--chat-template", "embedded")).template == "flag"
-    assert begin("--chat-template-file", str(file), args=("--chat-template", "embedded")).template == "from a file"
+    assert begin(template="laid in", args=embedded).template == embedded[1]
+    assert begin(*flag, template="laid in", args=embedded).template == flag[1]
+    assert begin("--chat-template-file", str(file), args=embedded).template == "from a file: {{ messages }}"
+
+
+@pytest.mark.parametrize("source", ["chatml", "{% for", "{{ messages", ""], ids=["a name", "half a tag", "half a value", "empty"])
+def test_a_template_that_could_never_work_is_said_at_the_start(begin: Any, tmp_path: Path, source: str) -> None:
+    with pytest.raises(OperatorError, match="--chat-template"):
+        begin("--chat-template", source)
+    file = tmp_path / "t.jinja"
+    file.write_text(source)
+    with pytest.raises(OperatorError, match=r"--chat-template-file.*t\.jinja"):
+        begin("--chat-template-file", str(file))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * (1 << 21)], ids=["not text", "too long"])

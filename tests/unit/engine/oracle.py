@@ -35,6 +35,5 @@ def solo_answer(tokens: list[int], request: GenerationRequest, n_ctx: int) -> tu
         text += utf8.decode(FakeVocab().piece(token))
         if cut(text, request.stop)[1]:
             break
-    text += utf8.decode(b"", final=True)
     shown, stop = cut(text, request.stop)
     return shown, "word" if stop else stop_type, n

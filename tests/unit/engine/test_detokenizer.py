@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,8 @@ SAMPLES = ["👩‍👩‍👧‍👦 🇩🇪", "漢字かな", "naïve – “
 
 
 def expected(data: bytes, stops: list[str]) -> tuple[str, str | None]:
-    return cut(data.decode("utf-8", errors="replace"), stops)
+    """An unfinished last character is left out, invalid bytes become U+FFFD."""
+    return cut(codecs.getincrementaldecoder("utf-8")("replace").decode(data), stops)
 
 
 def streamed(pieces: list[bytes], stops: list[str]) -> tuple[str, str | None]:
@@ -59,6 +62,11 @@ def test_invalid_bytes_become_what_a_whole_decode_makes_of_them(data: st.DataObj
 def test_valid_text_byte_by_byte_holds_no_replacement_character(sample: str) -> None:
     text, _ = streamed([bytes([byte]) for byte in sample.encode()], [])
     assert text == sample and "\ufffd" not in text
+
+
+def test_a_character_cut_in_two_by_the_limit_is_left_out() -> None:
+    for n in range(1, 4):
+        assert streamed([b"ab", "🔍".encode()[:n]], []) == ("ab", None)
 
 
 def test_incomplete_character_is_held_back_until_it_is_complete() -> None:
