@@ -298,6 +298,7 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_sent(fake: FakeServer, open_pag
 def test_without_a_key_the_refusal_is_shown(fake: FakeServer, open_page: OpenPage) -> None:
     page = open_page(fake.url)
     expect(page.locator("#model")).to_have_text(fake.model)
+    page.wait_for_load_state("networkidle")  # else a request of the start meets the new key
     fake.key = "changed meanwhile"
     ask(page, "Hi")
     page.get_by_role("button", name="Cancel").click()
