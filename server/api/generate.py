@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ from server.http.context import CONTEXT, AppContext
 from server.http.metrics import SequenceClock
 from server.http.ports import Generation, Progress, Runner
 from server.http.sse import EventStream
+from server.pipes import printable
 from server.protocol import Delta, Finished, GenerationRequest, TokenLogprob
+
+log = logging.getLogger("capsule.prompts")
 
 Indexed = tuple[int, Progress]
 
@@ -41,6 +45,21 @@ class Answer:
         return "".join(self.parts)
 
 
+class _Transcript:
+    """Prompts and answers in the log, one line each: --log-prompts, and nothing else, lets them in."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self._texts: list[list[str]] = [[] for _ in requests]
+        for index, request in enumerate(requests):
+            log.info("prompt %d: %s", index, printable(str(request.prompt)))
+
+    def event(self, index: int, event: Progress) -> None:
+        if isinstance(event, Delta):
+            self._texts[index].append(event.text)
+        elif isinstance(event, Finished):
+            log.info("answer %d: %s", index, printable("".join(self._texts[index])))
+
+
 class Batch:
     """`async with Batch(context, requests) as batch: async for index, event in batch: ...`; every event of every sequence.
 
@@ -56,6 +75,7 @@ class Batch:
         self._generations: list[Generation] = []
         self._clocks: list[SequenceClock] = []
         self._pumps: list[asyncio.Task[None]] = []
+        self._transcript = _Transcript(requests) if context.settings.log_prompts else None
 
     async def __aenter__(self) -> Self:
         try:
@@ -81,6 +101,8 @@ class Batch:
         events = self._single() if len(self._generations) == 1 else self._merged()
         async for index, event in events:
             self._clocks[index].event(event)
+            if self._transcript is not None:
+                self._transcript.event(index, event)
             if isinstance(event, Finished) and event.reason == "cancelled":
                 raise ShuttingDown("the server is shutting down", retry_after=5.0)
             yield index, event

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.protocol import Delta, Queued
-from tests.unit.http.fakes import State
+from tests.unit.http.fakes import State, says
 from tests.unit.http.live import events, running
 
 CHAT = "/v1/chat/completions"
@@ -109,6 +109,21 @@ async def test_nothing_a_client_sends_enters_the_log(caplog: pytest.LogCaptureFi
     ]
     assert any('"POST /v1/chat/completions" 500' in line for line in lines)
     assert not [line for line in lines if SECRET in line]
+
+
+@pytest.mark.asyncio
+async def test_log_prompts_alone_lets_prompts_and_answers_in(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for log_prompts in (False, True):
+        async with running(log_prompts=log_prompts) as live:
+            live.runner.script = says("two\n", "parts")
+            body = {"messages": [{"role": "user", "content": "a \x1b[31mquestion"}]}
+            assert (await live.post(CHAT, body))[0] == 200
+            assert (await live.post(CHAT, {**body, "stream": True}))[0] == 200
+        lines = [record.getMessage() for record in caplog.records if record.name == "capsule.prompts"]
+        assert len(lines) == 4 * log_prompts
+    assert "question" in lines[0] and "\x1b" not in lines[0]
+    assert lines[1] == lines[3] == "answer 0: two\\nparts"
 
 
 @pytest.mark.asyncio
