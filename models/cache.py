@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from server.errors import OperatorError
+from server.locks import try_lock
 
 _HINT = "set CAPSULE_CACHE_DIR to a directory that only you can write to"
 
@@ -77,7 +78,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         told = False
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if not told:
                 waiting()
                 told = True
@@ -85,24 +86,6 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _platform_cache() -> Path | None:

@@ -29,7 +29,6 @@ from server.bundle_format import (
     MAX_TABLE_BYTES,
     MAX_TEMPLATE_BYTES,
     MODEL_KINDS,
-    READ_CHUNK,
     Bundle,
     Payload,
     Progress,
@@ -39,7 +38,7 @@ from server.bundle_format import (
     table_problem,
 )
 from server.errors import OperatorError
-from server.files import FileRange, open_input, reason, shown, shown_size
+from server.files import FileRange, open_input, read_range, reason, shown, shown_size
 
 __all__ = [
     "MAX_ARGS_BYTES",
@@ -262,18 +261,13 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _chunks(source: FileRange) -> Iterator[bytes]:
+    left = source.size
     with open_input(source.path) as file:
-        file.seek(source.offset)
-        left = source.size
-        while left:
-            try:
-                data = file.read(min(left, READ_CHUNK))
-            except OSError as error:
-                raise OperatorError(f"{shown(source.path)} cannot be read: {reason(error)}") from None
-            if not data:
-                raise OperatorError(f"{shown(source.path)} became shorter while it was read")
+        for data in read_range(file, source):
             left -= len(data)
             yield data
+    if left:
+        raise OperatorError(f"{shown(source.path)} became shorter while it was read")
 
 
 class _Output:

@@ -21,7 +21,7 @@ import msgspec
 from server import executable
 from server.errors import OperatorError
 from server.executable import Archive, Program
-from server.files import FileRange, open_input, reason, shown
+from server.files import FileRange, open_input, read_range, shown
 
 FORMAT_VERSION = 1
 ALIGNMENT = 64 * 1024
@@ -29,7 +29,6 @@ MAX_TABLE_BYTES = 1024 * 1024
 MAX_PAYLOADS = 256
 MAX_ARGS_BYTES = 64 * 1024
 MAX_TEMPLATE_BYTES = 1024 * 1024
-READ_CHUNK = 4 * 1024 * 1024
 
 # magic, format version, crc of the table, place and length of the table, length of the archive, zeros, crc of the 60 bytes before.
 FOOTER = struct.Struct("<8sIIQQQ20sI")
@@ -167,15 +166,8 @@ class Bundle:
         with open_input(self.path) as file:
             for what, part, expected in parts:
                 digest = hashlib.sha256()
-                file.seek(part.offset)
                 left = part.size
-                while left:
-                    try:
-                        data = file.read(min(left, READ_CHUNK))
-                    except OSError as error:
-                        raise OperatorError(f"{shown(self.path)} cannot be read: {reason(error)}") from None
-                    if not data:
-                        break
+                for data in read_range(file, part):
                     digest.update(data)
                     left -= len(data)
                     done += len(data)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from server.errors import OperatorError
+
+READ_CHUNK = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,25 @@ def open_input(path: Path) -> BinaryIO:
 def reason(error: Exception) -> str:
     """What went wrong, without the path (which the sentence around it names)."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+def read_range(file: BinaryIO, part: FileRange) -> Iterator[bytes]:
+    """The bytes of a range of an open file, piece by piece; ends early where the file does.
+
+    Raises:
+        OperatorError: the file cannot be read.
+    """
+    file.seek(part.offset)
+    left = part.size
+    while left:
+        try:
+            data = file.read(min(left, READ_CHUNK))
+        except OSError as error:
+            raise OperatorError(f"{shown(part.path)} cannot be read: {reason(error)}") from None
+        if not data:
+            return
+        left -= len(data)
+        yield data
 
 
 def shown(value: object) -> str:

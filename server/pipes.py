@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
+from server.files import shown
+
 MAX_LINE_BYTES = 4096
 KEPT_LINES = 20
 
@@ -95,7 +97,5 @@ class LineReader:
 
 
 def printable(text: str) -> str:
-    """`text` with every control, format and bidirectional character written out as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else " " if c == "\t" else c.encode("unicode_escape").decode("ascii") for c in text)
+    """`text` with every control, format and bidirectional character written out as an escape; a tab becomes a space."""
+    return shown(text.replace("\t", " "))

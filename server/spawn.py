@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 # ggml would load libraries from these; a child only ever loads by absolute path out of our own package.
-_UNSAFE_ENVIRONMENT = ("GGML_BACKEND_PATH", "GGML_BACKEND_DL_PATH", "LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB")
+NATIVE_REDIRECTIONS = ("GGML_BACKEND_PATH", "GGML_BACKEND_DL_PATH", "LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB")
 
 
 def is_frozen() -> bool:
@@ -31,7 +31,7 @@ def program() -> list[str]:
 
 def child_environment(**extra: str) -> dict[str, str]:
     """Our environment without what could redirect native library loading, plus `extra`."""
-    environment = {k: v for k, v in os.environ.items() if k not in _UNSAFE_ENVIRONMENT}
+    environment = {k: v for k, v in os.environ.items() if k not in NATIVE_REDIRECTIONS}
     environment["PYTHONUTF8"] = "1"
     environment.update(extra)
     return environment

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from server.lifecycle.locks import lock
+from server.locks import lock
 
 MARKER = "capsule.lock"
 _PREFIX = "_MEI"

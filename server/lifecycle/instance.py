@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from server.lifecycle.locks import lock
+from server.locks import lock
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from server.spawn import NATIVE_REDIRECTIONS
+
 log = logging.getLogger("server.llama.native")
 
-_REDIRECTIONS = ("LLAMA_CPP_LIB_PATH", "LLAMA_CPP_LIB", "GGML_BACKEND_PATH", "GGML_BACKEND_DL_PATH")
 _ENVIRONMENT = {
     # An assertion in ggml would start gdb on the process and take seconds to die, with requests waiting for its end.
     "GGML_NO_BACKTRACE": "1",
@@ -100,7 +101,7 @@ def open_ggml(directory: Path) -> Symbols:
 
 def _prepare_environment() -> None:
     """What native code reads from the environment while it is loaded; the operator's own values stay."""
-    for name in _REDIRECTIONS:
+    for name in NATIVE_REDIRECTIONS:
         os.environ.pop(name, None)
     for name, value in _ENVIRONMENT.items():
         if name != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ:

@@ -142,6 +142,13 @@ class Server:
     def busy_slots(self) -> int:
         return sum(bool(slot["is_processing"]) for slot in self.slots())
 
+    def wait_busy(self, n_slots: int = 1, timeout: float = 60.0) -> None:
+        """At least so many slots are at work."""
+        deadline = time.monotonic() + timeout
+        while self.busy_slots() < n_slots:
+            assert time.monotonic() < deadline, f"fewer than {n_slots} slots are busy: {self.slots()}"
+            time.sleep(0.02)
+
     def wait_idle(self, timeout: float = 30.0) -> None:
         """All slots free and nothing waiting."""
         deadline = time.monotonic() + timeout

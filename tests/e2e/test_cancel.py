@@ -51,9 +51,7 @@ def test_each_stage_frees_its_slot_within_a_step(server: Server) -> None:
             computed = server.metric("capsule_prompt_tokens_total")
             body = {**_body(0, stream=stream, long=long), "cache_prompt": False}
             with raw_request(server, "/v1/chat/completions", body):
-                deadline = time.monotonic() + 60
-                while server.busy_slots() == 0 and time.monotonic() < deadline:
-                    time.sleep(0.02)
+                server.wait_busy()
                 assert server.busy_slots() == 1
             server.wait_idle(60)
             if long:

@@ -30,9 +30,7 @@ def test_a_killed_runner_fails_its_requests_and_comes_back() -> None:
         threads = [threading.Thread(target=_stream, args=(server, results)) for _ in range(3)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 20
-        while server.busy_slots() < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        server.wait_busy(3)
         runner = server.find("runner")
         killed_at = time.monotonic()
         runner.kill()
@@ -73,8 +71,7 @@ def test_sigterm_lets_running_answers_finish() -> None:
         results: list[bytes] = []
         thread = threading.Thread(target=_stream, args=(server, results, 60))
         thread.start()
-        while server.busy_slots() < 1:
-            time.sleep(0.02)
+        server.wait_busy()
         assert server.terminate(40) == 0, server.log
         thread.join(5)
         assert results and results[0].rstrip().endswith(b"data: [DONE]"), results
@@ -85,8 +82,7 @@ def test_a_second_signal_ends_at_once() -> None:
         results: list[bytes] = []
         thread = threading.Thread(target=_stream, args=(server, results))
         thread.start()
-        while server.busy_slots() < 1:
-            time.sleep(0.02)
+        server.wait_busy()
         family = server.tree()
         server.process.send_signal(signal.SIGINT)
         time.sleep(1.0)
@@ -102,8 +98,7 @@ def test_drain_timeout_ends_a_long_answer() -> None:
         results: list[bytes] = []
         thread = threading.Thread(target=_stream, args=(server, results))
         thread.start()
-        while server.busy_slots() < 1:
-            time.sleep(0.02)
+        server.wait_busy()
         assert server.terminate(20) == 0
         thread.join(5)
         assert results
@@ -113,8 +108,7 @@ def test_a_slow_reader_holds_up_nobody_else() -> None:
     with Server("--parallel", "4", "--ctx-size", "16384") as server:
         body = {"messages": [{"role": "user", "content": "Write."}], "stream": True, "max_tokens": 3000, "ignore_eos": True}
         with raw_request(server, "/v1/chat/completions", body):
-            while server.busy_slots() < 1:
-                time.sleep(0.02)
+            server.wait_busy()
             status, reply = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8})
             assert status == 200, reply
         server.wait_idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from server.http.ports import Progress
 from server.protocol import Delta, Finished, Prefilled, Queued, TokenLogprob
 
 
-class OpenAIStreamView:
+class OpenAIStreamView(ABC):
     """Usage comes only if it was asked for: last, without choices. Timings come with the last chunk. Subclasses make choices."""
 
     done_line = True
@@ -25,13 +26,13 @@ class OpenAIStreamView:
         self._finished: dict[int, Finished] = {}
         self._clocks = [LiveTimings() for _ in range(n_sequences)] if options.timings_per_token else []
 
+    @abstractmethod
     def opening(self, index: int) -> dict[str, Any] | None:
         """The choice that comes before all others of its index."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choice(self, index: int, text: str | None, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         """`text` None: this chunk is about something else."""
-        raise NotImplementedError
 
     def event(self, index: int, event: Progress) -> list[Any]:
         chunks: list[Any] = []

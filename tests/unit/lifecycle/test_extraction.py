@@ -11,7 +11,7 @@ import pytest
 
 from server.lifecycle import extraction
 from server.lifecycle.extraction import MARKER, sweep
-from server.lifecycle.locks import lock
+from server.locks import lock
 
 ROOT = Path(__file__).resolve().parents[3]
 

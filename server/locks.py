@@ -17,13 +17,14 @@ def lock(path: Path, *, shared: bool = False, create: bool = True) -> int | None
     """
     flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NOINHERIT", 0)
     descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o600)
-    if _try(descriptor, shared):
+    if try_lock(descriptor, shared=shared):
         return descriptor
     os.close(descriptor)
     return None
 
 
-def _try(descriptor: int, shared: bool) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file without waiting; False if somebody else holds it. The lock ends when the descriptor is closed."""
     if sys.platform == "win32":
         import msvcrt
 
