@@ -11,7 +11,10 @@ from server.options import Options, table
 from server.protocol import RANDOM_SEED
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-POLICIES = ("fcfs",)
+POLICIES = ("fair", "fcfs", "priority", "shortest-prompt")
+KV_MODES = ("auto", "streams", "unified")
+SPECULATION = ("auto", "ngram", "draft", "off")
+CACHE_ISOLATION = ("auto", "key", "none")
 MAX_SLOTS = 256
 """llama.cpp's LLAMA_MAX_SEQ."""
 
@@ -39,6 +42,17 @@ _RULES: dict[str, _Rule] = {
     "cache_type_v": _one_of(*CACHE_TYPES),
     "policy": _one_of(*POLICIES),
     "max_queue": _between(0, 1 << 20),
+    "max_queue_tokens": _at_least(0),
+    "max_preemptions": _at_least(0),
+    "kv": _one_of(*KV_MODES),
+    "kv_reserve": _between(0, 1),
+    "cache_ram": _at_least(0),
+    "cache_isolation": _one_of(*CACHE_ISOLATION),
+    "itl_target": _between(1, 60_000),
+    "batch_window": _between(0, 10_000),
+    "spec": _one_of(*SPECULATION),
+    "spec_draft_max": _between(1, 64),
+    "request_timeout": _at_least(0),
     "threads": _between(1, 1024),
     "n_gpu_layers": _between(0, 1 << 20),
     "n_predict": _at_least(-1),

@@ -13,68 +13,21 @@ from typing import Literal
 
 import msgspec
 
+from server.figures import EngineStats as EngineStats
+from server.figures import KeyShare as KeyShare
+from server.figures import QueuedRequest as QueuedRequest
+from server.figures import SlotState as SlotState
 from server.framing import HEADER as HEADER
 from server.framing import MAX_FRAME_BYTES as MAX_FRAME_BYTES
-
-RANDOM_SEED = 0xFFFFFFFF
+from server.requests import RANDOM_SEED as RANDOM_SEED
+from server.requests import Flow as Flow
+from server.requests import GenerationRequest as GenerationRequest
+from server.requests import Priority as Priority
+from server.requests import SamplingParams as SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
-StopType = Literal["eos", "word", "limit", "none"]
-
-
-# ---- a request -----------------------------------------------------------------------------------------------------
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """llama.cpp's sampler settings with llama-server's defaults. Ranges are checked by the front (api/), not here."""
-
-    seed: int = RANDOM_SEED
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: Literal[0, 1, 2] = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    min_keep: int = 0
-    samplers: tuple[str, ...] = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    ignore_eos: bool = False
-
-
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to generate, in the engine's terms; dialects (api/) translate to it.
-
-    `prompt` is text, token ids, or a mixed list of both; text is tokenised in the runner (`add_special`: BOS where the model
-    wants one; `parse_special`: control tokens written out in the text count as such). `max_tokens` -1 = until the context
-    is full; 0 = evaluate the prompt only. `n_logprobs` None = no log-probabilities, n = the chosen token's and n alternatives'.
-    """
-
-    prompt: str | list[int | str]
-    add_special: bool = True
-    parse_special: bool = True
-    max_tokens: int = -1
-    stop: tuple[str, ...] = ()
-    sampling: SamplingParams = SamplingParams()
-    n_logprobs: int | None = None
-    cache_prompt: bool = True
-    return_tokens: bool = False
-    return_progress: bool = False
+StopType = Literal["eos", "word", "limit", "timeout", "none"]
+"""`timeout`: the deadline passed while it ran (the finish reason is then `length`)."""
 
 
 # ---- front -> runner -----------------------------------------------------------------------------------------------
@@ -101,8 +54,28 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    policy: str = "fcfs"
+    kv: str = "auto"
+    """`streams`: cells of its own for each slot; `unified`: one pool for all; `auto`: by the fit."""
+    kv_reserve: float = 1.0
+    """Pool only: the part of what a request may still generate that is kept free for it when it is admitted."""
+    cache_ram: int | None = None
+    """Bytes of host memory for saved states; None = from the free memory, 0 = none."""
+    policy: str = "fair"
     max_queue: int = 1024
+    max_queue_tokens: int = 0
+    """Prompt tokens that may wait; 0 = any number."""
+    max_preemptions: int = 3
+    """Times that one request may be put aside for another."""
+    itl_target: float = 0.15
+    """Seconds between two tokens of a stream that prefill may not exceed."""
+    batch_window: float = 0.0
+    """Seconds that an idle engine gathers arrivals before it starts."""
+    spec: str = "auto"
+    """`ngram`, `draft`, `off`; `auto`: a draft model if there is one, else n-grams."""
+    spec_draft_max: int = 8
+    draft_path: str | None = None
+    draft_offset: int = 0
+    draft_size: int = 0
     cache_dir: str | None = None
     verbose: bool = False
 
@@ -146,7 +119,13 @@ class GetSlots(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
-Command = Start | Submit | Cancel | Pause | Resume | Tokenize | Detokenize | GetSlots
+class GetQueue(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    most: int = 1000
+    """Waiting requests to list, next ones first."""
+
+
+Command = Start | Submit | Cancel | Pause | Resume | Tokenize | Detokenize | GetSlots | GetQueue
 
 
 # ---- runner -> front -----------------------------------------------------------------------------------------------
@@ -185,6 +164,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_type_v: str
     kv_bytes: int
     deterministic: bool
+    """Whether the promise holds as loaded (streams, q8_0 cache, CPU), not whether it was asked for."""
+    kv_unified: bool = False
+    can_rewind: bool = True
+    """False: only whole saved states can be reused (recurrent layers)."""
+    cache_ram: int = 0
+    """Bytes of host memory for saved states."""
+    spec: str = "off"
+    """`ngram`, `draft` or `off`."""
     load_seconds: float
     pid: int
 
@@ -224,14 +211,19 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     predicted_n: int = 0
     predicted_ms: float = 0.0
     queue_ms: float = 0.0
+    draft_n: int = 0
+    """Tokens guessed ahead, and how many of them were right."""
+    draft_n_accepted: int = 0
+    n_preemptions: int = 0
 
 
 class Queued(msgspec.Struct, frozen=True, tag=True):
-    """Tokenised and waiting. `position` 0 = next; sent again when it changes."""
+    """Tokenised and waiting. `position` 0 = next; sent again when it changes. `eta_s`: seconds until it may start, None = unknown."""
 
     id: int
     position: int
     n_prompt_tokens: int
+    eta_s: float | None = None
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -278,11 +270,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """Terminal. `kind` picks the error class in the front."""
 
     id: int
-    kind: Literal["invalid", "context", "busy", "internal", "died"]
+    kind: Literal["invalid", "context", "busy", "timeout", "internal", "died"]
+    """`timeout`: its deadline passed before it started."""
     message: str
     param: str | None = None
     n_prompt_tokens: int = 0
     n_ctx: int = 0
+    retry_after_s: float | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
@@ -300,21 +294,6 @@ class Text(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class SlotState(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot as `/slots` shows it: numbers only, never text."""
-
-    id: int
-    n_ctx: int
-    state: Literal["idle", "prefill", "decode", "paused"]
-    request: int = -1
-    n_prompt_tokens: int = 0
-    n_prompt_processed: int = 0
-    n_cached_tokens: int = 0
-    n_decoded: int = 0
-    n_remain: int = -1
-    n_kv_tokens: int = 0
-
-
 class Slots(msgspec.Struct, frozen=True, tag=True):
     """Reply to `GetSlots`."""
 
@@ -323,21 +302,20 @@ class Slots(msgspec.Struct, frozen=True, tag=True):
     n_waiting: int
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the runner started and gauges of now; the front turns them into metrics."""
+class Queue(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Reply to `GetQueue`."""
 
-    n_running: int = 0
-    n_waiting: int = 0
-    kv_used_tokens: int = 0
-    kv_total_tokens: int = 0
-    n_steps: int = 0
-    n_prompt_tokens: int = 0
-    n_cached_tokens: int = 0
-    n_predicted_tokens: int = 0
-    decode_seconds: float = 0.0
-    """Wall time inside llama_decode, in all."""
-    step_seconds: float = 0.0
-    """Wall time of whole steps, in all."""
+    id: int
+    policy: str
+    waiting: tuple[QueuedRequest, ...]
+    keys: tuple[KeyShare, ...]
+    n_running: int
+    n_waiting: int
+    n_waiting_tokens: int
+    prompt_rate: float
+    """Prompt tokens computed a second, lately; 0 = not known yet. `generation_rate`: tokens generated, `finish_rate`: requests ended."""
+    generation_rate: float
+    finish_rate: float
 
 
 Event = Queued | Started | Prefilled | Delta | Finished | Failed
@@ -351,8 +329,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-Message = Loading | Ready | Fatal | Step | Failed | Tokens | Text | Slots
-"""`Failed` on its own answers a `Tokenize`, `Detokenize` or `GetSlots` that could not be done."""
+Message = Loading | Ready | Fatal | Step | Failed | Tokens | Text | Slots | Queue
+"""`Failed` on its own answers a `Tokenize`, `Detokenize`, `GetSlots` or `GetQueue` that could not be done."""
 
 _encoder = msgspec.msgpack.Encoder()
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -66,8 +66,60 @@ class Settings:
     )
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", group="model", embed=True, metavar="TYPE", help="KV cache type for K")
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", group="model", embed=True, metavar="TYPE", help="KV cache type for V")
-    policy: str = option("fcfs", "--policy", group="model", metavar="NAME", help="order of waiting requests")
-    max_queue: int = option(1024, "--max-queue", group="model", metavar="N", help="requests that may wait; over it the answer is 503")
+    kv: str = option(
+        "auto",
+        "--kv",
+        group="model",
+        metavar="MODE",
+        help="KV cache: streams (cells of its own for each slot), unified (one pool), or auto",
+    )
+
+    # scheduling
+    policy: str = option("fair", "--policy", group="scheduling", metavar="NAME", help="fair, fcfs, priority or shortest-prompt")
+    max_queue: int = option(1024, "--max-queue", group="scheduling", metavar="N", help="requests that may wait; over it the answer is 503")
+    max_queue_tokens: int = option(
+        0,
+        "--max-queue-tokens",
+        group="scheduling",
+        metavar="N",
+        help="prompt tokens that may wait; over it the answer is 503 (0: no limit)",
+    )
+    request_timeout: float = option(
+        0.0, "--request-timeout", group="scheduling", metavar="S", help="seconds that a request may take, waiting included (0: no limit)"
+    )
+    itl_target: float = option(
+        150.0, "--itl-target", group="scheduling", metavar="MS", help="pause between two tokens of a stream that other prompts may cause"
+    )
+    batch_window: float = option(
+        0.0, "--batch-window", group="scheduling", metavar="MS", help="time that an idle engine gathers requests before it starts on them"
+    )
+    max_preemptions: int = option(
+        3, "--max-preemptions", group="scheduling", metavar="N", help="times that one request may be put aside for another (0: never)"
+    )
+    kv_reserve: float = option(
+        1.0,
+        "--kv-reserve",
+        group="scheduling",
+        metavar="X",
+        help="unified KV cache: part of its possible length that is kept free for each request (1: none is ever put aside for room)",
+    )
+    cache_ram: int | None = option(
+        None, "--cache-ram", group="scheduling", metavar="MIB", help="host memory for saved prefixes, MiB (default: from the free memory)"
+    )
+    cache_isolation: str = option(
+        "auto",
+        "--cache-isolation",
+        group="scheduling",
+        metavar="MODE",
+        help="who may share a cached prefix: none (everybody), key (the same API key); auto: key as soon as there are two keys",
+    )
+    spec: str = option("auto", "--spec", group="scheduling", embed=True, metavar="MODE", help="guess ahead: ngram, draft, off or auto")
+    spec_draft_max: int = option(
+        8, "--spec-draft-max", group="scheduling", embed=True, metavar="N", help="most tokens guessed ahead for one sequence in one step"
+    )
+    model_draft: str | None = option(
+        None, "-md", "--model-draft", group="scheduling", metavar="FILE", help="small model with the same vocabulary that guesses ahead"
+    )
 
     # hardware
     threads: int | None = option(
@@ -144,6 +196,13 @@ class Settings:
     )
     cors_origins: str | None = option(
         None, "--cors-origins", group="server", metavar="LIST", help="web origins that may call the API, comma-separated"
+    )
+    trusted_proxy: str | None = option(
+        None,
+        "--trusted-proxy",
+        group="server",
+        metavar="LIST",
+        help="addresses or networks whose X-Forwarded-For is believed, comma-separated",
     )
     ssl_key_file: str | None = option(None, "--ssl-key-file", group="server", metavar="FILE", help="TLS private key (PEM)")
     ssl_cert_file: str | None = option(None, "--ssl-cert-file", group="server", metavar="FILE", help="TLS certificate (PEM)")

@@ -13,6 +13,7 @@ WIDTH = 80
 _INDENT = 28
 _GROUPS = {
     "model": "Model",
+    "scheduling": "Scheduling",
     "hardware": "Hardware",
     "generation": "Generation (each request may say otherwise)",
     "server": "Server",

@@ -85,7 +85,7 @@ def slot_state(slot_id: int, sequence: Sequence | None, n_cells: int, n_ctx: int
     return SlotState(
         id=slot_id,
         n_ctx=n_ctx,
-        state=sequence.state,
+        state=sequence.phase,
         request=sequence.id,
         n_prompt_tokens=sequence.n_prompt,
         n_prompt_processed=min(sequence.n_computed, sequence.n_prompt),

@@ -1,63 +1,115 @@
-"""The order in which waiting requests get a slot. A policy keeps the queue; it knows no slots, no cells and no clock."""
+"""The order in which waiting requests get a slot, and who makes room for whom. A policy knows no slots, no cells and no clock."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter
 from typing import Protocol
 
-from server.engine.request import WaitingRequest
+from server.engine.request import Entry, Sequence
 from server.errors import OperatorError
+from server.protocol import KeyShare
+
+Cached = Callable[[Entry], int]
+"""How many tokens of an entry are in the cache now; costs a walk down a tree."""
 
 
 class Policy(Protocol):
-    """A queue with an opinion. No operation may cost more than a search in it, except walking it."""
+    """A queue with an opinion, and an account of what each flow was served. No call costs more than a search in the queue, except
+    walking it; `next` and `victim` may look at a bounded number of entries and at all that run."""
 
     def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[WaitingRequest]:
-        """All waiting requests, next one first."""
+    def __iter__(self) -> Iterator[Entry]:
+        """All that wait, in the order in which they would go if nobody else came."""
         ...
 
-    def add(self, request: WaitingRequest) -> int:
-        """Queue a request; returns how many are ahead of it."""
+    def add(self, entry: Entry) -> int:
+        """Queue an entry; returns how many are (about) ahead of it."""
         ...
 
-    def pop(self) -> WaitingRequest:
-        """Take the next one. Raises IndexError if there is none."""
+    def remove(self, entry: Entry) -> None:
+        """Take out one that is queued and will not start (cancelled)."""
         ...
 
-    def remove(self, request: WaitingRequest) -> None:
-        """Take out one that is queued."""
+    def next(self, cached: Cached) -> Entry | None:
+        """Who goes next; it stays queued. None = nobody may (none waits, or all that do belong to keys at their `max_running`)."""
         ...
 
+    def start(self, entry: Entry) -> None:
+        """It leaves the queue and runs. Those of its own queue that came before it have been passed once more."""
+        ...
 
-_order: Callable[[WaitingRequest], int] = attrgetter("order")
+    def stop(self, sequence: Sequence) -> None:
+        """It runs no longer: over, or put aside."""
+        ...
+
+    def charge(self, sequence: Sequence, *, n_prompt: int = 0, n_output: int = 0) -> None:
+        """Tokens that were computed or generated for it."""
+        ...
+
+    def victim(self, entry: Entry, running: Collection[Sequence]) -> Sequence | None:
+        """Who is to be put aside so that `entry` (what `next` gave) gets a slot; None = it has to wait for one."""
+        ...
+
+    def yields(self, running: Collection[Sequence]) -> Sequence:
+        """Who is put aside first when memory runs out. `running` is not empty."""
+        ...
+
+    def urgency(self, sequence: Sequence) -> tuple[float, ...]:
+        """Order in which prompts are computed where a step cannot take all: smallest first."""
+        ...
+
+    def shares(self) -> list[KeyShare]: ...
+
+
+_order: Callable[[Entry], int] = attrgetter("order")
 
 
 class Fcfs:
     """First come, first served: by the time of submission, also where a long prompt took longer to tokenise than a later one."""
 
     def __init__(self) -> None:
-        self._queue: list[WaitingRequest] = []
+        self._queue: list[Entry] = []
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def __iter__(self) -> Iterator[WaitingRequest]:
+    def __iter__(self) -> Iterator[Entry]:
         return iter(self._queue)
 
-    def add(self, request: WaitingRequest) -> int:
-        ahead = bisect_left(self._queue, request.order, key=_order)
-        insort(self._queue, request, key=_order)
+    def add(self, entry: Entry) -> int:
+        ahead = bisect_left(self._queue, entry.order, key=_order)
+        insort(self._queue, entry, key=_order)
         return ahead
 
-    def pop(self) -> WaitingRequest:
-        return self._queue.pop(0)
+    def remove(self, entry: Entry) -> None:
+        del self._queue[bisect_left(self._queue, entry.order, key=_order)]
 
-    def remove(self, request: WaitingRequest) -> None:
-        del self._queue[bisect_left(self._queue, request.order, key=_order)]
+    def next(self, cached: Cached) -> Entry | None:
+        return self._queue[0] if self._queue else None
+
+    def start(self, entry: Entry) -> None:
+        self.remove(entry)
+
+    def stop(self, sequence: Sequence) -> None:
+        pass
+
+    def charge(self, sequence: Sequence, *, n_prompt: int = 0, n_output: int = 0) -> None:
+        pass
+
+    def victim(self, entry: Entry, running: Collection[Sequence]) -> Sequence | None:
+        return None
+
+    def yields(self, running: Collection[Sequence]) -> Sequence:
+        return max(running, key=lambda sequence: sequence.order)
+
+    def urgency(self, sequence: Sequence) -> tuple[float, ...]:
+        return (sequence.order,)
+
+    def shares(self) -> list[KeyShare]:
+        return []
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": Fcfs}

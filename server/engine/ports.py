@@ -63,11 +63,60 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-class Decoder(Protocol):
-    """The KV cache and the forward pass. Used from one thread. A slot's cells are positions 0..n-1 without a hole."""
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Tokens to draw for one sequence after a decode: one from `rows[0]`, and as long as the token drawn from `rows[i]` is
+    `drafts[i]`, one from `rows[i + 1]`. `len(rows)` = `len(drafts)` + 1."""
+
+    sampler: Sampler
+    rows: Seq[int]
+    drafts: Seq[int] = ()
+    n_logprobs: int | None = None
+
+
+Drawn = list[tuple[int, TokenLogprob | None]]
+"""What one `Draw` gave, at least one token: the drafts that were right, and the token that was drawn instead of the next."""
+
+
+class State(Protocol):
+    """The cells of one sequence, saved in host memory."""
 
     @property
-    def n_slots(self) -> int: ...
+    def n_bytes(self) -> int: ...
+
+
+class Decoder(Protocol):
+    """The KV cache and the forward pass. Used from one thread. A slot's cells are positions 0..n-1 without a hole.
+
+    `unified` False: each slot has `n_ctx_slot` cells of its own. True: all slots draw on one pool of `n_cells`, cells copied from slot
+    to slot are shared until the last holder gives them up, and there may be more slots than requests run at once.
+    """
+
+    @property
+    def n_slots(self) -> int:
+        """Slots that can hold cells; ids are 0..n_slots-1."""
+        ...
+
+    @property
+    def unified(self) -> bool: ...
+
+    @property
+    def n_cells(self) -> int:
+        """Cells in all."""
+        ...
+
+    @property
+    def can_rewind(self) -> bool:
+        """False: a slot can only be kept whole or emptied, and a copy is always a copy of the whole."""
+        ...
+
+    @property
+    def n_threads(self) -> int: ...
+
+    @n_threads.setter
+    def n_threads(self, count: int) -> None:
+        """For the next decode on; costs microseconds."""
+        ...
 
     @property
     def n_ctx_slot(self) -> int:
@@ -103,10 +152,46 @@ class Decoder(Protocol):
         """Cells the native cache holds for this slot (for checks; 0 = empty)."""
         ...
 
+    def copy(self, source: int, target: int, n_tokens: int) -> bool:
+        """The first `n_tokens` cells of `source` become the whole content of `target`; what was there is dropped.
+
+        False = not possible there (a model that cannot rewind, asked for a part); the target is then empty.
+        """
+        ...
+
+    def state_bytes(self, slot: int) -> int:
+        """What `save` would take, bytes."""
+        ...
+
+    def save(self, slot: int) -> State | None:
+        """The slot's cells as they are, in host memory; the slot keeps them. None = it cannot be saved."""
+        ...
+
+    def restore(self, slot: int, state: State) -> bool:
+        """The slot's whole content becomes what was saved, to the bit. False = no room, or the state is not of this model; then the
+        slot is empty."""
+        ...
+
+    def draw(self, draws: Seq[Draw]) -> list[Drawn | Exception]:
+        """Draw tokens from the logits of the last decode, for several sequences side by side. Result i belongs to draw i."""
+        ...
+
     def sampler(self, params: SamplingParams) -> Sampler:
         """Make a sampler chain.
 
         Raises:
             ValueError: the parameters cannot be turned into a chain.
+        """
+        ...
+
+
+class DraftModel(Protocol):
+    """A small model that guesses ahead. It keeps cells of its own, one slot for each of the decoder's. Used from the decoder's thread."""
+
+    def propose(self, wanted: Seq[tuple[int, Seq[int], int]]) -> list[list[int]]:
+        """For each (slot, all tokens so far, most guesses): the tokens that it would say next, greedily, possibly none.
+
+        It catches up by itself with whatever a slot's tokens have become since the last call, and never fails a request: where it
+        cannot guess, it guesses nothing.
         """
         ...

@@ -1,4 +1,5 @@
-"""One request's two lives: waiting (tokenised, owns nothing) and running (owns a slot). Knows no queue, no decoder, no clock.
+"""One request's lives: waiting (tokenised, owns nothing), running (owns a slot), put aside (its cells are saved). Knows no queue,
+no decoder, no clock.
 
 A prompt and what was generated are one list of tokens; `n_computed` of them are in the slot's cells. Whatever is missing is
 computed next, so prefill, decode and starting over after a fault are the same thing: catching up.
@@ -6,14 +7,16 @@ computed next, so prefill, decode and starting over after a fault are the same t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from server.engine.ports import State
 from server.protocol import Failed, GenerationRequest, SamplingParams
 
-State = Literal["prefill", "decode", "paused"]
+Phase = Literal["prefill", "decode", "paused"]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +31,17 @@ class WaitingRequest:
     position: int = -1
     """Last position told to the client."""
     paused: bool = False
+    n_passed: int = 0
+    """How often another of its own queue went first; bounded by the policy."""
 
     def __post_init__(self) -> None:
         # The text has become tokens; nothing needs it any more.
         self.request = msgspec.structs.replace(self.request, prompt="")
+
+    @property
+    def deadline(self) -> float:
+        """On the clock of `submitted_at`; infinite if there is none."""
+        return deadline_of(self.submitted_at, self.request)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +55,12 @@ class Sequence:
     n_prompt: int
     n_cached: int
     submitted_at: float
-    n_computed: int = field(default=0)
+    order: int = 0
+    n_computed: int = 0
     paused: bool = False
+    drafts: list[int] = field(default_factory=list)
+    """Guessed tokens that the next step is to verify; not part of `tokens`."""
+    n_preemptions: int = 0
     last_step: int = 0
     """The last step that computed something of it; the longest waiting go first where a step cannot take all."""
 
@@ -64,7 +78,11 @@ class Sequence:
         return self.n_pending == 1 and len(self.tokens) > self.n_prompt
 
     @property
-    def state(self) -> State:
+    def deadline(self) -> float:
+        return deadline_of(self.submitted_at, self.request)
+
+    @property
+    def phase(self) -> Phase:
         if self.paused:
             return "paused"
         return "decode" if len(self.tokens) > self.n_prompt else "prefill"
@@ -81,6 +99,49 @@ class Sequence:
         return room if limit < 0 else min(room, limit - self.n_predicted)
 
 
+@dataclass(slots=True, eq=False)
+class PutAside:
+    """A sequence that was preempted: it owns no slot, `state` holds its cells (None: they are computed again). It queues by its old
+    `order`, so it is at the head of its own queue."""
+
+    sequence: Sequence
+    state: State | None
+    position: int = -1
+    n_passed: int = 0
+
+    @property
+    def id(self) -> int:
+        return self.sequence.id
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.sequence.request
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.sequence.tokens
+
+    @property
+    def order(self) -> int:
+        return self.sequence.order
+
+    @property
+    def submitted_at(self) -> float:
+        return self.sequence.submitted_at
+
+    @property
+    def deadline(self) -> float:
+        return self.sequence.deadline
+
+
+Entry = WaitingRequest | PutAside
+"""What a queue holds."""
+
+
+def deadline_of(submitted_at: float, request: GenerationRequest) -> float:
+    return math.inf if request.timeout_s is None else submitted_at + request.timeout_s
+
+
 def start(waiting: WaitingRequest, slot: int, n_cached: int) -> Sequence:
     """The one way from waiting to running: in `slot`, whose first `n_cached` cells hold the prompt's beginning."""
     return Sequence(
@@ -91,6 +152,7 @@ def start(waiting: WaitingRequest, slot: int, n_cached: int) -> Sequence:
         n_prompt=len(waiting.tokens),
         n_cached=n_cached,
         submitted_at=waiting.submitted_at,
+        order=waiting.order,
         n_computed=n_cached,
         paused=waiting.paused,
     )

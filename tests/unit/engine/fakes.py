@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from server.engine.ports import DecodeFault, Row
+from server.engine.ports import DecodeFault, Draw, Drawn, Row, State
 from server.protocol import SamplingParams, TokenLogprob
 
 EOG, CONTROL, BOS, POISON = 256, 257, 258, 259
@@ -85,8 +85,22 @@ Fault = Callable[[Seq[Row]], tuple[DecodeFault, int] | None]
 """Batch -> None, or how it fails and how many of its rows have been computed by then."""
 
 
+class FakeState:
+    """Saved cells; `n_bytes` is 10 a cell."""
+
+    def __init__(self, tokens: list[int], ids: list[int]) -> None:
+        self.tokens, self.ids = list(tokens), list(ids)
+
+    @property
+    def n_bytes(self) -> int:
+        return 10 * len(self.tokens)
+
+
 class FakeDecoder:
-    """Asserts all that the real one demands of a batch. `fault` may make a decode fail; `cells` is what each slot holds."""
+    """Asserts all that the real one demands of a batch. `fault` may make a decode fail; `cells` is what each slot holds.
+
+    `unified`: `n_cells` cells for all slots, shared by copies; a decode that finds none left fails with 1, like the real one.
+    """
 
     def __init__(
         self,
@@ -97,17 +111,32 @@ class FakeDecoder:
         n_ubatch: int = 16,
         max_output_rows: int = 8,
         can_rewind: bool = True,
+        can_save: bool = True,
+        unified: bool = False,
+        n_cells: int | None = None,
     ) -> None:
         self.n_slots, self.n_ctx_slot, self.n_batch, self.n_ubatch = n_slots, n_ctx_slot, n_batch, n_ubatch
         self.max_output_rows = max_output_rows
+        self.can_rewind, self.unified = can_rewind, unified
+        self.n_cells = n_cells or n_slots * n_ctx_slot
+        self.n_threads = 1
         self.cells: list[list[int]] = [[] for _ in range(n_slots)]
+        self.cell_ids: list[list[int]] = [[] for _ in range(n_slots)]
         self.outputs: dict[int, int] = {}
         self.fault: Fault | None = None
         self.batches: list[list[Row]] = []
         self.keep_batches = True
         self.samplers: list[FakeSampler] = []
+        self.copies: list[tuple[int, int, int]] = []
+        self.n_restores = 0
+        self._can_save = can_save
         self._states: list[list[int]] = [[0] for _ in range(n_slots)]
-        self._can_rewind = can_rewind
+        self._n_made = 0
+
+    @property
+    def n_used(self) -> int:
+        """Cells in use, each once."""
+        return len({cell for slot in self.cell_ids for cell in slot})
 
     def decode(self, rows: Seq[Row]) -> None:
         assert 0 < len(rows) <= self.n_batch
@@ -116,12 +145,15 @@ class FakeDecoder:
         self.outputs = {}
         if self.keep_batches:
             self.batches.append(list(rows))
+        if self.unified and self.n_used + len(rows) > self.n_cells:
+            raise DecodeFault(1, "there is no room in the KV cache", restored=True)
         fault, done = (self.fault and self.fault(rows)) or (None, len(rows))
         for index, row in enumerate(rows[:done]):
             cells, states = self.cells[row.slot], self._states[row.slot]
             assert row.pos == len(cells) < self.n_ctx_slot, f"position {row.pos} after {len(cells)} cells"
             assert 0 <= row.token < N_VOCAB
             cells.append(row.token)
+            self.cell_ids[row.slot].append(self._new_cell())
             states.append(extend(states[-1], row.token))
             if row.logits:
                 self.outputs[index] = states[-1]
@@ -129,16 +161,63 @@ class FakeDecoder:
             self.outputs = {}
             raise fault
 
+    def _new_cell(self) -> int:
+        self._n_made += 1
+        return self._n_made
+
     def truncate(self, slot: int, n_tokens: int) -> bool:
         if n_tokens >= len(self.cells[slot]):
             return n_tokens == len(self.cells[slot])
-        kept = n_tokens if self._can_rewind else 0
+        kept = n_tokens if self.can_rewind else 0
         del self.cells[slot][kept:]
+        del self.cell_ids[slot][kept:]
         del self._states[slot][kept + 1 :]
         return kept == n_tokens
 
     def n_tokens(self, slot: int) -> int:
         return len(self.cells[slot])
+
+    def copy(self, source: int, target: int, n_tokens: int) -> bool:
+        assert source != target and n_tokens <= len(self.cells[source])
+        self.truncate(target, 0)
+        if not self.can_rewind and n_tokens != len(self.cells[source]):
+            return False
+        self.copies.append((source, target, n_tokens))
+        self.cells[target] = self.cells[source][:n_tokens]
+        ids = self.cell_ids[source][:n_tokens]
+        self.cell_ids[target] = ids if self.unified else [self._new_cell() for _ in ids]
+        self._states[target] = self._states[source][: n_tokens + 1]
+        return True
+
+    def state_bytes(self, slot: int) -> int:
+        return 10 * len(self.cells[slot])
+
+    def save(self, slot: int) -> FakeState | None:
+        return FakeState(self.cells[slot], self._states[slot]) if self._can_save else None
+
+    def restore(self, slot: int, state: State) -> bool:
+        assert isinstance(state, FakeState)
+        self.truncate(slot, 0)
+        if self.unified and self.n_used + len(state.tokens) > self.n_cells:
+            return False
+        self.n_restores += 1
+        self.cells[slot], self._states[slot] = list(state.tokens), list(state.ids)
+        self.cell_ids[slot] = [self._new_cell() for _ in state.tokens]
+        return True
+
+    def draw(self, draws: Seq[Draw]) -> list[Drawn | Exception]:
+        return [self._draw(draw) for draw in draws]
+
+    def _draw(self, draw: Draw) -> Drawn | Exception:
+        drawn: Drawn = []
+        try:
+            for row, guess in zip(draw.rows, [*draw.drafts, None], strict=True):
+                drawn.append(draw.sampler.sample(row, draw.n_logprobs))
+                if drawn[-1][0] != guess:
+                    break
+        except Exception as error:
+            return error
+        return drawn
 
     def sampler(self, params: SamplingParams) -> FakeSampler:
         if params.mirostat_tau < 0:
