@@ -1,7 +1,7 @@
 """The step loop: take commands, admit, plan, decode, sample, emit. One thread runs it and alone touches the decoder and the scheduler.
 
-Other threads put commands into `inbox` and read `stats` and `slots`, which are replaced, never changed. It knows neither pipes nor
-tokenising; every request that reaches it gets exactly one terminal event.
+Other threads put commands into `inbox` and read `stats`, `slots` and `queue`, which are replaced, never changed. It knows neither
+pipes nor tokenising; every request that reaches it gets exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -11,46 +11,34 @@ import queue
 import time
 from collections.abc import Callable
 
-from server.engine.live import Live, answer_for, busy, cancelled_while_waiting, slot_state
-from server.engine.plan import Share, StepPlan
-from server.engine.ports import DecodeFault, Decoder, Row, Vocab
-from server.engine.request import Sequence, WaitingRequest, penalty_window
+from server.engine.governor import ThreadGovernor
+from server.engine.guesser import Guesser
+from server.engine.live import busy, cancelled_while_waiting, expired_while_waiting
+from server.engine.ports import Decoder, Vocab
+from server.engine.reporter import Reporter
+from server.engine.request import PutAside, WaitingRequest
 from server.engine.scheduler import Scheduler
+from server.engine.stepper import Stepper
 from server.protocol import (
     Cancel,
     EngineStats,
-    Event,
     Failed,
-    Finished,
-    FinishReason,
     Pause,
+    Queue,
     Queued,
     Resume,
     SlotState,
-    Started,
     Step,
-    StopType,
-    Terminal,
-    TokenLogprob,
 )
 
 logger = logging.getLogger(__name__)
 
 EngineCommand = WaitingRequest | Cancel | Pause | Resume
 
-SNAPSHOT_SECONDS = 0.05
-"""`slots` is at most this much older than the last step."""
-POSITIONS_SECONDS = 1.0
-"""Waiting clients hear of a new position this often; 1 ms more for each that waits, so that the walk never shows."""
-FAULTS_ALONE = 3
-"""After so many sequences in a row that failed alone, with nothing computed in between, the decoder itself is tried."""
-
-
-class EngineBroken(RuntimeError):
-    """Nothing can be computed any more."""
-
 
 class Engine:
+    """`batch_window`: seconds that an idle engine gathers arrivals before it starts; `guesser` None: no speculation."""
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -58,29 +46,20 @@ class Engine:
         vocab: Vocab,
         emit: Callable[[Step], None],
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        policy_name: str = "",
+        guesser: Guesser | None = None,
+        governor: ThreadGovernor | None = None,
+        batch_window: float = 0.0,
     ) -> None:
         self.inbox: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
-        self.stats = EngineStats()
-        self.slots: tuple[SlotState, ...] = ()
-        self.n_ended = 0
-        """Requests taken from the inbox that are over."""
-        self.sample_seconds = 0.0
-        """Wall time inside the samplers, in all."""
         self._scheduler = scheduler
-        self._decoder = decoder
-        self._vocab = vocab
-        self._emit = emit
         self._clock = clock
-        self._live: dict[int, Live] = {}
-        self._pieces: dict[int, bytes | None] = {}
-        self._events: list[Event] = []
-        self._queue_moved = False
-        self._slots_moved = True
-        self._positions_told = self._published = clock()
-        self._faults_alone = 0
-        self._n_steps = self._n_prompt = self._n_cached = self._n_predicted = 0
-        self._decode_seconds = self._step_seconds = 0.0
-        self._publish(self._published)
+        self._guesser = guesser
+        self._batch_window = batch_window
+        self._report = Reporter(scheduler, policy_name, emit, clock())
+        self._report.n_threads = decoder.n_threads
+        self._stepper = Stepper(scheduler, decoder, vocab, self._report, clock, guesser=guesser, governor=governor)
 
     @property
     def capacity(self) -> int:
@@ -90,31 +69,75 @@ class Engine:
     def max_queue(self) -> int:
         return self._scheduler.max_queue
 
+    @property
+    def stats(self) -> EngineStats:
+        return self._report.stats
+
+    @property
+    def slots(self) -> tuple[SlotState, ...]:
+        return self._report.slots
+
+    @property
+    def queue(self) -> Queue:
+        return self._report.queue
+
+    @property
+    def n_ended(self) -> int:
+        """Requests taken from the inbox that are over."""
+        return self._report.tally.n_ended
+
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Step for ever; sleeps while there is nothing to compute. Ends only by an exception."""
         while True:
-            if self._scheduler.is_idle and self.inbox.empty():
-                self._apply(self.inbox.get())
-            self.step()
+            if not self.step() and self.inbox.empty():
+                self._wait()
 
-    def step(self) -> None:
-        """One turn: afterwards every command given before it has taken effect, and at most one batch has been decoded."""
-        begun = self._clock()
+    def _wait(self) -> None:
+        """For a command, or for the next deadline."""
+        was_empty = not self._scheduler.request_ids
+        deadline = self._scheduler.next_deadline
+        try:
+            self._apply(self.inbox.get(timeout=None if deadline is None else max(0.0, deadline - self._clock())))
+        except queue.Empty:
+            return
+        if was_empty and self._batch_window > 0 and self._scheduler.n_waiting:
+            self._gather()
+
+    def _gather(self) -> None:
+        """More may come right behind the first: what arrives within the window starts in one batch."""
+        until = self._clock() + self._batch_window
+        while self._scheduler.n_waiting < self._scheduler.limits.n_slots and (left := until - self._clock()) > 0:
+            try:
+                self._apply(self.inbox.get(timeout=left))
+            except queue.Empty:
+                return
+
+    def step(self) -> bool:
+        """One turn: afterwards every command given before it has taken effect, and at most one batch has been decoded.
+
+        False: there was nothing to compute, and there will not be before a command comes or a deadline passes.
+        """
+        report, begun = self._report, self._clock()
         self._take_commands()
+        self._expire(begun)
         self._admit()
-        self._tell_positions(begun)
-        if self._events:
-            self._send(begun)  # nobody waits a whole batch for a refusal, a place in the queue or the end of what was cancelled
+        report.tell_positions(begun)
+        if report.has_events:
+            report.send(begun)  # nobody waits a whole batch for a refusal, a place in the queue or the end of what was cancelled
+        if self._guesser is not None:
+            self._guesser.guess(self._scheduler.running.values())
         plan = self._scheduler.plan()
-        if plan is not None and self._decode(plan):
-            self._deliver(plan)
+        self._stepper.announce()
+        if plan is not None:
+            self._stepper.compute(plan)
+            report.tally.n_steps += 1
         now = self._clock()
-        self._n_steps += plan is not None
-        self._step_seconds += now - begun
-        if plan is not None or self._slots_moved:
-            self._send(now)
+        report.tally.step_s += now - begun
+        if plan is not None or report.slots_moved or report.has_events:
+            report.send(now)
+        return plan is not None
 
     def fail_all(self, message: str) -> None:
         """The loop has broken down: end every request with an internal error. Touches no native code; `step` is not called again."""
@@ -122,10 +145,9 @@ class Engine:
         while not self.inbox.empty():
             if isinstance(command := self.inbox.get(), WaitingRequest):
                 ids.append(command.id)
-        ended = {event.id for event in self._events if isinstance(event, Finished | Failed)}
-        self._events += [Failed(id=request_id, kind="internal", message=message) for request_id in ids if request_id not in ended]
-        self._emit(Step(tuple(self._events), self.stats))
-        self._events = []
+        ended = self._report.ended_ids()
+        self._report.event(*(Failed(id=request_id, kind="internal", message=message) for request_id in ids if request_id not in ended))
+        self._report.flush()
 
     # ---- commands ----------------------------------------------------------------------------------------------
 
@@ -141,222 +163,53 @@ class Engine:
                 self._cancel(request_id)
             case Pause(id=request_id) | Resume(id=request_id):
                 self._scheduler.set_paused(request_id, isinstance(command, Pause))
-                self._slots_moved = True
+                self._report.slots_moved = True
 
     def _submit(self, request: WaitingRequest) -> None:
-        if self._scheduler.holds(request.id):
+        scheduler, report = self._scheduler, self._report
+        if scheduler.holds(request.id):
             logger.error("request id %d was submitted twice; the second is ignored", request.id)
-            self.n_ended += 1
+            report.tally.n_ended += 1
             return
-        position = self._scheduler.submit(request)
+        position = scheduler.submit(request)
         if position is None:
-            self._end(busy(request.id, self._scheduler.max_queue))
-        else:
-            self._events.append(Queued(id=request.id, position=position, n_prompt_tokens=len(request.tokens)))
+            report.end(busy(request.id, scheduler.max_queue, scheduler.max_queue_tokens, report.rates.retry_after(scheduler.n_waiting)))
+            return
+        report.queue_moved = True
+        eta = report.eta(position)
+        report.event(Queued(id=request.id, position=position, n_prompt_tokens=len(request.tokens), eta_s=eta))
 
     def _cancel(self, request_id: int) -> None:
-        waiting = self._scheduler.withdraw(request_id)
-        if waiting is not None:
-            self._queue_moved = True
-            waited = self._clock() - waiting.submitted_at
-            self._end(cancelled_while_waiting(request_id, len(waiting.tokens), waited))
-        elif (live := self._live.get(request_id)) is not None:
-            self._finish(live, "cancelled", "none", self._clock())
+        now = self._clock()
+        if (entry := self._scheduler.withdraw(request_id)) is not None:
+            self._report.queue_moved = True
+            if isinstance(entry, PutAside):
+                self._stepper.finish_aside(entry, "cancelled", "none", now)
+            else:
+                self._report.end(cancelled_while_waiting(entry.id, len(entry.tokens), now - entry.submitted_at))
+        elif (live := self._stepper.live.get(request_id)) is not None:
+            self._stepper.finish(live, "cancelled", "none", now)
+
+    def _expire(self, now: float) -> None:
+        for request_id in self._scheduler.expired(now):
+            if (entry := self._scheduler.withdraw(request_id)) is not None:
+                self._report.queue_moved = True
+                if isinstance(entry, PutAside):
+                    self._stepper.finish_aside(entry, "length", "timeout", now)
+                else:
+                    self._report.end(expired_while_waiting(entry, now))
+            elif (live := self._stepper.live.get(request_id)) is not None:
+                self._stepper.finish(live, "length", "timeout", now)
+
+    # ---- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while (sequence := self._scheduler.admit()) is not None:
-            self._queue_moved = self._slots_moved = True
-            if not self._cells_are(sequence):
-                self._scheduler.rewind(sequence, 0)
-            self._start(sequence)
-
-    def _cells_are(self, sequence: Sequence) -> bool:
-        """Cut the slot's cells to the cached prefix; False = they are gone."""
-        slot, n_cached = sequence.slot, sequence.n_cached
-        if self._decoder.truncate(slot, n_cached) and self._decoder.n_tokens(slot) == n_cached:
-            return True
-        logger.info("slot %d cannot go back to its first %d tokens; they are computed again", slot, n_cached)
-        self._decoder.truncate(slot, 0)
-        return False
-
-    def _start(self, sequence: Sequence) -> None:
-        request = sequence.request
-        try:
-            sampler = self._decoder.sampler(request.sampling)
-        except ValueError as error:
-            self._release(sequence)
-            self._end(Failed(id=sequence.id, kind="invalid", message=str(error)))
-            return
-        self._live[sequence.id] = Live(sequence, sampler, answer_for(request), self._clock())
-        window = penalty_window(request.sampling, self._decoder.n_ctx_slot)
-        if window:
-            sampler.accept_prompt(sequence.tokens[-window:])
-        self._n_cached += sequence.n_cached
-        self._events.append(
-            Started(id=sequence.id, slot=sequence.slot, n_prompt_tokens=sequence.n_prompt, n_cached_tokens=sequence.n_cached)
-        )
-
-    # ---- decode ------------------------------------------------------------------------------------------------
-
-    def _decode(self, plan: StepPlan) -> bool:
-        begun = self._clock()
-        try:
-            self._decoder.decode(plan.rows)
-        except DecodeFault as fault:
-            self._recover(plan, fault)
-            return False
-        finally:
-            self._decode_seconds += self._clock() - begun
-        self._faults_alone = 0
-        return True
-
-    def _recover(self, plan: StepPlan, fault: DecodeFault) -> None:
-        """Nobody pays for another's fault: all of the batch are tried again one by one, and who fails alone has failed."""
-        logger.error("decoding %d rows of %d sequences failed (code %d): %s", len(plan.rows), len(plan.shares), fault.code, fault)
-        blamed = self._scheduler.suspect(plan)
-        for share in plan.shares:
-            self._resync(share.sequence)
-        if blamed is not None:
-            self._fail(self._live[blamed.id], f"the model could not be evaluated for this request (code {fault.code})")
-            self._faults_alone += 1
-            if self._faults_alone >= FAULTS_ALONE and not self._can_decode(blamed.slot):
-                raise EngineBroken(f"{self._faults_alone} sequences in a row could not be evaluated, and a single token neither") from fault
-
-    def _can_decode(self, slot: int) -> bool:
-        """Whether the decoder still works at all: one token in a free slot. If not, a new process is the way out."""
-        self._scheduler.forget(slot)
-        self._decoder.truncate(slot, 0)
-        try:
-            self._decoder.decode([Row(slot, 0, 0, False)])
-        except DecodeFault:
-            return False
-        self._decoder.truncate(slot, 0)
-        self._faults_alone = 0
-        return True
-
-    def _resync(self, sequence: Sequence) -> None:
-        """Believe the cells. The last token's logits are lost, so it is computed again even if its cell is there."""
-        held = self._decoder.n_tokens(sequence.slot)
-        kept = min(held, len(sequence.tokens) - 1)
-        if kept < held and not self._decoder.truncate(sequence.slot, kept):
-            kept = 0
-        self._scheduler.rewind(sequence, kept)
-
-    # ---- sample ------------------------------------------------------------------------------------------------
-
-    def _deliver(self, plan: StepPlan) -> None:
-        self._note_progress(plan)
-        begun = self._clock()
-        drawn = [(share, self._draw(share)) for share in plan.shares if share.row >= 0]
-        now = self._clock()
-        self.sample_seconds += now - begun
-        for share, sample in drawn:
-            if sample is None:
-                self._fail(self._live[share.sequence.id], "no token could be drawn for this request")
-            else:
-                self._accept(self._live[share.sequence.id], *sample, now)
-        for share in plan.shares:
-            if share.row < 0 and not share.sequence.n_pending:  # max_tokens 0: the prompt is computed, and that was all
-                self._finish(self._live[share.sequence.id], "length", "limit", now)
-
-    def _note_progress(self, plan: StepPlan) -> None:
-        prefilling = [share.sequence for share in plan.shares if share.sequence.n_computed < share.sequence.n_prompt]
-        before = sum(sequence.n_computed for sequence in prefilling)
-        self._scheduler.advance(plan)
-        if prefilling:
-            self._n_prompt += sum(min(sequence.n_computed, sequence.n_prompt) for sequence in prefilling) - before
-            now = self._clock()
-            self._events += [self._live[s.id].prefilled(now) for s in prefilling if s.request.return_progress]
-
-    def _draw(self, share: Share) -> tuple[int, TokenLogprob | None] | None:
-        sequence = share.sequence
-        try:
-            return self._live[sequence.id].sampler.sample(share.row, sequence.request.n_logprobs)
-        except Exception:
-            logger.exception("sampling failed")
-            return None
-
-    def _accept(self, live: Live, token: int, logprob: TokenLogprob | None, now: float) -> None:
-        """One token more: its text goes out as far as it may, and the sequence ends if this was its last."""
-        sequence, answer = live.sequence, live.answer
-        sequence.tokens.append(token)
-        self._n_predicted += 1
-        if live.first_token_at is None:
-            live.first_token_at, self._slots_moved = now, True
-        ending: tuple[FinishReason, StopType] | None = None
-        data = self._bytes_of(token)
-        if data is None:
-            piece, ending = answer.flush(), ("stop", "eos")
-        else:
-            piece = answer.push(token, data, logprob)
-            if answer.stop_word is None and sequence.n_remain(self._decoder.n_ctx_slot) <= 0:
-                piece, ending = piece + answer.flush(), ("length", "limit")
-        if answer.stop_word is not None:
-            ending = ("stop", "word")
-        if piece:
-            self._events.append(piece.delta(sequence.id))
-        if ending is not None:
-            self._finish(live, *ending, now)
-
-    def _bytes_of(self, token: int) -> bytes | None:
-        """What a token adds to the text; None = it ends the text. Remembered: two native calls a token would be felt."""
-        if token not in self._pieces:
-            self._pieces[token] = None if self._vocab.is_eog(token) else self._vocab.piece(token)
-        return self._pieces[token]
-
-    # ---- endings -----------------------------------------------------------------------------------------------
-
-    def _finish(self, live: Live, reason: FinishReason, stop_type: StopType, now: float) -> None:
-        self._end(live.finished(reason, stop_type, now))
-        self._drop(live)
-
-    def _fail(self, live: Live, message: str) -> None:
-        self._end(Failed(id=live.sequence.id, kind="internal", message=message))
-        self._drop(live)
-
-    def _end(self, event: Terminal) -> None:
-        self._events.append(event)
-        self.n_ended += 1
-
-    def _drop(self, live: Live) -> None:
-        del self._live[live.sequence.id]
-        live.sampler.close()
-        self._release(live.sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._slots_moved = True
-        if not self._scheduler.release(sequence):
-            self._decoder.truncate(sequence.slot, 0)
-
-    # ---- telling -----------------------------------------------------------------------------------------------
-
-    def _tell_positions(self, now: float) -> None:
-        if self._queue_moved and now - self._positions_told >= POSITIONS_SECONDS + self._scheduler.n_waiting * 1e-3:
-            self._queue_moved, self._positions_told = False, now
-            self._events += [
-                Queued(id=request.id, position=request.position, n_prompt_tokens=len(request.tokens)) for request in self._scheduler.moved()
-            ]
-
-    def _send(self, now: float) -> None:
-        self._publish(now)
-        events, self._events = tuple(self._events), []
-        self._emit(Step(events, self.stats))
-
-    def _publish(self, now: float) -> None:
-        scheduler, n_ctx = self._scheduler, self._decoder.n_ctx_slot
-        cells = [slot.n_cells for slot in scheduler.slots]
-        self.stats = EngineStats(
-            n_running=len(scheduler.running),
-            n_waiting=scheduler.n_waiting,
-            kv_used_tokens=sum(cells),
-            kv_total_tokens=n_ctx * len(cells),
-            n_steps=self._n_steps,
-            n_prompt_tokens=self._n_prompt,
-            n_cached_tokens=self._n_cached,
-            n_predicted_tokens=self._n_predicted,
-            decode_seconds=self._decode_seconds,
-            step_seconds=self._step_seconds,
-        )
-        if self._slots_moved or now - self._published >= SNAPSHOT_SECONDS:
-            self._slots_moved, self._published = False, now
-            self.slots = tuple(slot_state(slot.id, slot.sequence, n, n_ctx) for slot, n in zip(scheduler.slots, cells, strict=True))
+        scheduler = self._scheduler
+        n_before = scheduler.counters.n_preemptions
+        while (sequence := scheduler.admit()) is not None:
+            self._report.queue_moved = self._report.slots_moved = True
+            if sequence.id not in self._stepper.live:
+                self._stepper.start(sequence)
+        if scheduler.counters.n_preemptions != n_before:
+            self._report.queue_moved = self._report.slots_moved = True
+        scheduler.close_gaps()

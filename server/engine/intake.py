@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
+import msgspec
+
 from server.engine.engine import Engine
 from server.engine.live import busy, cancelled_while_waiting
 from server.engine.ports import Vocab
@@ -26,6 +28,7 @@ from server.protocol import (
     Detokenize,
     Event,
     Failed,
+    GetQueue,
     GetSlots,
     Message,
     Pause,
@@ -98,6 +101,9 @@ class Intake:
                 self._now_or_later(command, len(command.tokens))
             case GetSlots():
                 self._put(Slots(id=command.id, slots=self._engine.slots, n_waiting=self._engine.stats.n_waiting))
+            case GetQueue():
+                listed = self._engine.queue
+                self._put(msgspec.structs.replace(listed, id=command.id, waiting=listed.waiting[: max(0, command.most)]))
             case Start():
                 logger.error("a second Start is ignored")
 

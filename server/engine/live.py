@@ -6,29 +6,35 @@ from dataclasses import dataclass
 
 from server.engine.answer import Answer
 from server.engine.ports import Sampler
-from server.engine.request import Sequence
+from server.engine.request import Entry, Sequence
 from server.protocol import Failed, Finished, FinishReason, GenerationRequest, Prefilled, SlotState, StopType, Timings
 
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """`started_at`: the step of the first prefill row; `first_token_at`: the first token was drawn (seconds, the engine's clock)."""
+    """Seconds on the engine's clock. `started_at`: it has its slot and waits for nobody; `first_token_at`: the first token was drawn."""
 
     sequence: Sequence
     sampler: Sampler
     answer: Answer
     started_at: float
     first_token_at: float | None = None
+    is_announced: bool = False
+    n_drafts: int = 0
+    n_accepted: int = 0
 
     def timings(self, now: float) -> Timings:
         sequence, prompt_end = self.sequence, now if self.first_token_at is None else self.first_token_at
         return Timings(
             cache_n=sequence.n_cached,
-            prompt_n=min(sequence.n_computed, sequence.n_prompt) - sequence.n_cached,
+            prompt_n=max(0, min(sequence.n_highest, sequence.n_prompt) - sequence.n_cached),
             prompt_ms=(prompt_end - self.started_at) * 1e3,
             predicted_n=sequence.n_predicted,
             predicted_ms=(now - prompt_end) * 1e3,
             queue_ms=(self.started_at - sequence.submitted_at) * 1e3,
+            draft_n=self.n_drafts,
+            draft_n_accepted=self.n_accepted,
+            n_preemptions=sequence.n_preemptions,
         )
 
     def finished(self, reason: FinishReason, stop_type: StopType, now: float) -> Finished:
@@ -74,9 +80,16 @@ def cancelled_while_waiting(request_id: int, n_prompt_tokens: int, waited_s: flo
     )
 
 
-def busy(request_id: int, max_queue: int) -> Failed:
-    message = f"all slots are busy and {max_queue} requests are waiting already (--max-queue); try again later"
-    return Failed(id=request_id, kind="busy", message=message)
+def expired_while_waiting(entry: Entry, now: float) -> Failed:
+    """The terminal event of a request whose deadline came before its turn."""
+    message = f"the request was still waiting when its time of {entry.request.timeout_s:g} s had passed"
+    return Failed(id=entry.id, kind="timeout", message=f"{message} (it had waited {now - entry.submitted_at:.1f} s)")
+
+
+def busy(request_id: int, max_queue: int, max_queue_tokens: int = 0, retry_after_s: float | None = None) -> Failed:
+    tokens = f" or {max_queue_tokens} prompt tokens (--max-queue-tokens)" if max_queue_tokens else ""
+    message = f"all slots are busy and {max_queue} requests (--max-queue){tokens} are waiting already; try again later"
+    return Failed(id=request_id, kind="busy", message=message, retry_after_s=retry_after_s)
 
 
 def slot_state(slot_id: int, sequence: Sequence | None, n_cells: int, n_ctx: int) -> SlotState:

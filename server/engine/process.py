@@ -15,15 +15,19 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from server.engine.engine import Engine
+from server.engine.governor import ThreadGovernor
+from server.engine.guesser import Guesser
 from server.engine.intake import Intake
 from server.engine.pipes import CommandReader, FrameWriter, take_over_pipes
 from server.engine.plan import Limits
-from server.engine.policy import policy_named
-from server.engine.ports import Decoder, Vocab
+from server.engine.policy import Policy, policy_named
+from server.engine.ports import Decoder, DraftModel, Vocab
 from server.engine.prompt import beginning_of_text
+from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
+from server.engine.stores import store_for
 from server.errors import OperatorError
-from server.protocol import Fatal, Loading, ModelInfo, Ready, RunnerSettings, Start
+from server.protocol import Fatal, Loading, ModelInfo, Ready, RunnerSettings, Start, Step
 from server.spawn import enter_child
 
 logger = logging.getLogger(__name__)
@@ -43,7 +47,12 @@ class Runtime(Protocol):
     def decoder(self) -> Decoder: ...
 
     @property
-    def info(self) -> ModelInfo: ...
+    def draft(self) -> DraftModel | None: ...
+
+    @property
+    def info(self) -> ModelInfo:
+        """`n_slots`: requests that run at once; `spec`: what guesses ahead, if anything."""
+        ...
 
     def close(self) -> None: ...
 
@@ -77,7 +86,7 @@ def _serve(reader: CommandReader, writer: FrameWriter, open_runtime: OpenRuntime
     if settings.verbose:
         logging.getLogger().setLevel(logging.DEBUG)
     try:
-        policy = policy_named(settings.policy)
+        policy = policy_named(settings.policy, max_preemptions=settings.max_preemptions)
         runtime = open_runtime(settings, _Progress(writer))
     except OperatorError as error:
         writer.put(Fatal(message=error.message, hint=error.hint))
@@ -86,7 +95,7 @@ def _serve(reader: CommandReader, writer: FrameWriter, open_runtime: OpenRuntime
         logger.exception("loading failed")
         writer.put(Fatal(message=f"the model could not be loaded: {error}", hint="the log has the details"))
         return EXIT_BROKEN
-    engine = Engine(Scheduler(limits_of(runtime.decoder), policy, settings.max_queue), runtime.decoder, runtime.vocab, writer.put)
+    engine = make_engine(settings, runtime, policy, writer.put)
     intake = Intake(
         engine,
         runtime.vocab,
@@ -117,10 +126,37 @@ def _take_in(reader: CommandReader, intake: Intake) -> None:
         os._exit(EXIT_BROKEN)
 
 
-def limits_of(decoder: Decoder) -> Limits:
-    """What this decoder can take, with the default pace of prefill."""
+def make_engine(settings: RunnerSettings, runtime: Runtime, policy: Policy, emit: Callable[[Step], None]) -> Engine:
+    """Put scheduler, cache, speculation and pacing together for a loaded model."""
+    decoder, info = runtime.decoder, runtime.info
+    scheduler = Scheduler(
+        limits_of(decoder, info.n_slots),
+        policy,
+        store_for(decoder, n_running=info.n_slots, ram_limit=info.cache_ram),
+        max_queue=settings.max_queue,
+        max_queue_tokens=settings.max_queue_tokens,
+        itl_target=settings.itl_target,
+        reserve=Reserve(settings.kv_reserve, settings.max_preemptions),
+    )
+    guesser = None
+    if info.spec != "off":
+        guesser = Guesser(settings.spec_draft_max, scheduler.cost, decoder.n_ctx_slot, runtime.draft)
+    return Engine(
+        scheduler,
+        decoder,
+        runtime.vocab,
+        emit,
+        policy_name=settings.policy,
+        guesser=guesser,
+        governor=ThreadGovernor(decoder.n_threads, fixed=settings.threads is not None),
+        batch_window=settings.batch_window,
+    )
+
+
+def limits_of(decoder: Decoder, n_running: int) -> Limits:
+    """What this decoder can take, with `n_running` requests at once."""
     return Limits(
-        n_slots=decoder.n_slots,
+        n_slots=n_running,
         n_ctx_slot=decoder.n_ctx_slot,
         n_batch=decoder.n_batch,
         n_ubatch=decoder.n_ubatch,

@@ -44,6 +44,14 @@ class WaitingRequest:
         return deadline_of(self.submitted_at, self.request)
 
 
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Somebody who runs is about to compute the first `n_tokens` of this prompt: they are taken over instead of computed twice."""
+
+    leader: Sequence
+    n_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Running in `slot`. `tokens` = prompt + generated; the first `n_computed` are in the slot's cells."""
@@ -60,7 +68,10 @@ class Sequence:
     paused: bool = False
     drafts: list[int] = field(default_factory=list)
     """Guessed tokens that the next step is to verify; not part of `tokens`."""
+    follows: Follow | None = None
     n_preemptions: int = 0
+    n_highest: int = 0
+    """Most tokens that were ever computed of it: what is below and missing is computed a second time."""
     last_step: int = 0
     """The last step that computed something of it; the longest waiting go first where a step cannot take all."""
 
@@ -154,6 +165,7 @@ def start(waiting: WaitingRequest, slot: int, n_cached: int) -> Sequence:
         submitted_at=waiting.submitted_at,
         order=waiting.order,
         n_computed=n_cached,
+        n_highest=n_cached,
         paused=waiting.paused,
     )
 

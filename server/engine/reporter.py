@@ -1,0 +1,163 @@
+"""What the engine tells the world: events in order, counters, slots, the queue. What others read is replaced, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from server.engine.live import slot_state
+from server.engine.rates import Rates
+from server.engine.request import Entry, PutAside
+from server.engine.scheduler import Scheduler
+from server.protocol import EngineStats, Event, Failed, Finished, Queue, Queued, QueuedRequest, SlotState, Step, Terminal
+
+SNAPSHOT_SECONDS = 0.05
+"""`slots` is at most this much older than the last step."""
+POSITIONS_SECONDS = 1.0
+"""Waiting clients hear of a new position this often; 1 ms more for each that waits, so that the walk never shows."""
+QUEUE_LISTED = 1000
+
+
+class Tally:
+    """Counters of the step loop, since the start."""
+
+    __slots__ = ("n_steps", "n_prompt", "n_cached", "n_predicted", "n_drafts", "n_accepted", "decode_s", "step_s", "sample_s", "n_ended")
+
+    def __init__(self) -> None:
+        self.n_steps = self.n_prompt = self.n_cached = self.n_predicted = self.n_drafts = self.n_accepted = 0
+        self.decode_s = self.step_s = self.sample_s = 0.0
+        self.n_ended = 0
+        """Requests taken from the inbox that are over."""
+
+
+class Reporter:
+    def __init__(self, scheduler: Scheduler, policy_name: str, emit: Callable[[Step], None], now: float) -> None:
+        self.tally = Tally()
+        self.rates = Rates()
+        self.stats = EngineStats()
+        self.slots: tuple[SlotState, ...] = ()
+        self.queue = Queue(
+            id=0, policy=policy_name, waiting=(), keys=(), n_running=0, n_waiting=0, n_waiting_tokens=0,
+            prompt_rate=0.0, generation_rate=0.0, finish_rate=0.0,
+        )  # fmt: skip
+        self.queue_moved = False
+        self.slots_moved = True
+        self.n_threads = 0
+        self._scheduler = scheduler
+        self._emit = emit
+        self._events: list[Event] = []
+        self._told = self._published = now
+        self.publish(now)
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def event(self, *events: Event) -> None:
+        self._events += events
+
+    def end(self, event: Terminal) -> None:
+        """The one terminal event of a request."""
+        self._events.append(event)
+        self.tally.n_ended += 1
+
+    def ended_ids(self) -> set[int]:
+        """Requests whose terminal event has not been sent yet."""
+        return {event.id for event in self._events if isinstance(event, Finished | Failed)}
+
+    def send(self, now: float) -> None:
+        self.publish(now)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what there is, with the counters as last published."""
+        events, self._events = tuple(self._events), []
+        self._emit(Step(events, self.stats))
+
+    def eta(self, position: int) -> float | None:
+        scheduler = self._scheduler
+        n_slots = scheduler.limits.n_slots
+        return self.rates.eta(position, n_slots - len(scheduler.running), n_slots)
+
+    # ---- the queue ---------------------------------------------------------------------------------------------
+
+    def tell_positions(self, now: float) -> None:
+        """Now and then: whoever has moved up hears of it, and `queue` is made anew."""
+        if self.queue_moved and now - self._told >= POSITIONS_SECONDS + self._scheduler.n_waiting * 1e-3:
+            self.queue_moved, self._told = False, now
+            self._events += [
+                Queued(id=e.id, position=e.position, n_prompt_tokens=len(e.tokens), eta_s=self.eta(e.position))
+                for e in self._scheduler.moved()
+                if not isinstance(e, PutAside)
+            ]
+            self._list_queue(now)
+
+    def _list_queue(self, now: float) -> None:
+        scheduler, rates = self._scheduler, self.rates
+        self.queue = Queue(
+            id=0,
+            policy=self.queue.policy,
+            waiting=tuple(self._listed(entry, i, now) for i, entry in enumerate(islice(scheduler.policy, QUEUE_LISTED))),
+            keys=tuple(scheduler.policy.shares()),
+            n_running=len(scheduler.running),
+            n_waiting=scheduler.n_waiting,
+            n_waiting_tokens=scheduler.n_waiting_tokens,
+            prompt_rate=rates.prompt_rate(now),
+            generation_rate=rates.generation_rate(now),
+            finish_rate=rates.finish_rate(now),
+        )
+
+    def _listed(self, entry: Entry, position: int, now: float) -> QueuedRequest:
+        return QueuedRequest(
+            id=entry.id,
+            position=position,
+            priority=entry.request.priority,
+            key=entry.request.flow.key,
+            n_prompt_tokens=len(entry.tokens),
+            waited_s=round(now - entry.submitted_at, 3),
+            eta_s=self.eta(position),
+            is_preempted=isinstance(entry, PutAside),
+        )
+
+    # ---- numbers -----------------------------------------------------------------------------------------------
+
+    def publish(self, now: float) -> None:
+        scheduler, tally, counters = self._scheduler, self.tally, self._scheduler.counters
+        figures = scheduler.kv.figures()
+        self.stats = EngineStats(
+            n_running=len(scheduler.running),
+            n_waiting=scheduler.n_waiting,
+            kv_used_tokens=figures.n_used,
+            kv_total_tokens=figures.n_cells,
+            n_steps=tally.n_steps,
+            n_prompt_tokens=tally.n_prompt,
+            n_cached_tokens=tally.n_cached,
+            n_predicted_tokens=tally.n_predicted,
+            decode_seconds=tally.decode_s,
+            step_seconds=tally.step_s,
+            sample_seconds=tally.sample_s,
+            n_waiting_tokens=scheduler.n_waiting_tokens,
+            n_swapped=scheduler.n_put_aside,
+            n_preemptions=counters.n_preemptions,
+            n_moves=counters.n_moves,
+            n_shared_tokens=counters.n_shared,
+            n_recomputed_tokens=counters.n_recomputed,
+            n_saved_states=figures.n_saved,
+            cache_ram_bytes=figures.ram_bytes,
+            cache_ram_limit=figures.ram_limit,
+            n_draft_tokens=tally.n_drafts,
+            n_draft_accepted=tally.n_accepted,
+            n_threads=self.n_threads,
+            retry_after_s=self.rates.retry_after(scheduler.n_waiting),
+        )
+        if self.slots_moved or now - self._published >= SNAPSHOT_SECONDS:
+            self.slots_moved, self._published = False, now
+            self.slots = self._slot_states()
+
+    def _slot_states(self) -> tuple[SlotState, ...]:
+        """Slots in which somebody can run; cells of idle prefixes are those the native cache still holds there."""
+        scheduler = self._scheduler
+        by_slot = {sequence.slot: sequence for sequence in scheduler.running.values()}
+        ids = sorted({*range(scheduler.limits.n_slots), *by_slot})
+        held = scheduler.kv.held
+        return tuple(slot_state(i, by_slot.get(i), held(i), scheduler.limits.n_ctx_slot) for i in ids)
