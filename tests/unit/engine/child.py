@@ -27,6 +27,7 @@ class Decoder(FakeDecoder):
 
 class Runtime:
     vocab = FakeVocab()
+    draft = None
 
     def __init__(self) -> None:
         self.decoder = Decoder(n_slots=3, n_ctx_slot=4000)

@@ -5,31 +5,76 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from server.engine.pace import StepCost
+from server.engine.stores import store_for
+
 from server.engine.engine import Engine
+from server.engine.guesser import Guesser
 from server.engine.plan import Limits
 from server.engine.policy import policy_named
-from server.engine.request import WaitingRequest
+from server.engine.request import PutAside, WaitingRequest
+from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
-from server.protocol import Cancel, Delta, Event, Failed, Finished, GenerationRequest, Pause, Resume, SamplingParams, Step, Terminal
+from server.protocol import Cancel, Delta, Event, Failed, Finished, Flow, GenerationRequest, Pause, Resume, SamplingParams, Step, Terminal
 from tests.unit.engine.fakes import FakeDecoder, FakeVocab
 from tests.unit.engine.oracle import solo_answer
 
 
-def limits_of(decoder: FakeDecoder, **other: int) -> Limits:
-    return Limits(decoder.n_slots, decoder.n_ctx_slot, decoder.n_batch, decoder.n_ubatch, decoder.max_output_rows, **other)
+def limits_of(decoder: FakeDecoder, n_running: int | None = None, **other: int) -> Limits:
+    return Limits(n_running or decoder.n_slots, decoder.n_ctx_slot, decoder.n_batch, decoder.n_ubatch, decoder.max_output_rows, **other)
+
+
+class FixedPace(StepCost):
+    """So many prompt tokens beside streams, whatever the steps cost."""
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__()
+        self._chunk = chunk
+
+    def prefill_budget(self, n_decode: int, target: float, *, least: int, most: int) -> int:
+        return min(most, self._chunk if n_decode else most)
+
+
+def scheduler_on(
+    decoder: FakeDecoder,
+    *,
+    policy: str = "fcfs",
+    max_queue: int = 100,
+    n_running: int | None = None,
+    ram_limit: int = 100_000,
+    reserve: float = 1.0,
+    max_preemptions: int = 3,
+    chunk: int = 128,
+    **limits: int,
+) -> Scheduler:
+    store = store_for(decoder, n_running=n_running or decoder.n_slots, ram_limit=ram_limit)
+    made = Scheduler(
+        limits_of(decoder, n_running, **limits),
+        policy_named(policy, max_preemptions=max_preemptions),
+        store,
+        max_queue=max_queue,
+        reserve=Reserve(reserve, max_preemptions),
+    )
+    made.cost = FixedPace(chunk)
+    return made
 
 
 class World:
-    """`submit` and friends act like the intake; `step` and `drain` like the main thread; `events` holds what the front was told."""
+    """`submit` and friends act like the intake; `step` and `drain` like the main thread; `events` holds what the front was told.
 
-    def __init__(self, decoder: FakeDecoder | None = None, *, max_queue: int = 100, **limits: int) -> None:
+    `guesses`: most n-gram guesses of a step, 0 = no speculation.
+    """
+
+    def __init__(self, decoder: FakeDecoder | None = None, *, guesses: int = 0, **options: Any) -> None:
         self.now = 0.0
         self.decoder = decoder or FakeDecoder()
-        self.scheduler = Scheduler(limits_of(self.decoder, **limits), policy_named("fcfs"), max_queue)
+        self.scheduler = scheduler_on(self.decoder, **options)
         self.steps: list[Step] = []
         self.events: dict[int, list[Event]] = defaultdict(list)
-        self.engine = Engine(self.scheduler, self.decoder, FakeVocab(), self._emit, clock=lambda: self.now)
+        guesser = Guesser(guesses, self.scheduler.cost, self.decoder.n_ctx_slot) if guesses else None
+        self.engine = Engine(self.scheduler, self.decoder, FakeVocab(), self._emit, clock=lambda: self.now, guesser=guesser)
         self.requests: dict[int, tuple[list[int], GenerationRequest]] = {}
+        self.is_idle = True
 
     def _emit(self, step: Step) -> None:
         self.steps.append(step)
@@ -39,7 +84,8 @@ class World:
     def submit(self, prompt: str | list[int], **options: Any) -> int:
         tokens = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
         sampling = SamplingParams(**options.pop("sampling", {"seed": options.pop("seed", 1)}))
-        request = GenerationRequest(prompt="", sampling=sampling, **options)
+        flow = Flow(key=options.pop("key", ""))
+        request = GenerationRequest(prompt="", sampling=sampling, flow=flow, **options)
         number = len(self.requests)
         self.requests[number] = (list(tokens), request)
         self.engine.inbox.put(WaitingRequest(number, request, tokens, self.now, number))
@@ -57,14 +103,14 @@ class World:
     def step(self, n: int = 1) -> None:
         for _ in range(n):
             self.now += 0.01
-            self.engine.step()
+            self.is_idle = not self.engine.step()
 
     def drain(self, most: int = 20_000) -> None:
         """Step until nothing is left to do; fails if that takes `most` steps."""
         for _ in range(most):
-            if self.scheduler.is_idle and self.engine.inbox.empty():
-                return
             self.step()
+            if self.is_idle and self.engine.inbox.empty():
+                return
         raise AssertionError("the engine does not come to an end")
 
     def terminal(self, request_id: int) -> Terminal | None:
@@ -83,16 +129,20 @@ class World:
         return "".join(event.text for event in self.events[request_id] if isinstance(event, Delta))
 
     def check_accounts(self) -> None:
-        """Slots, cells and samplers add up, exactly."""
-        running = [slot.sequence for slot in self.scheduler.slots if slot.sequence is not None]
-        assert sorted(sequence.id for sequence in running) == sorted(self.scheduler.running)
-        assert all(self.scheduler.running[sequence.id] is sequence for sequence in running)
-        for slot in self.scheduler.slots:
-            sequence = slot.sequence
-            held = slot.tokens if sequence is None else sequence.tokens[: sequence.n_computed]
-            assert self.decoder.cells[slot.id] == held
-            assert sequence is None or sequence.slot == slot.id
-        assert sum(not sampler.closed for sampler in self.decoder.samplers) == len(running)
+        """Slots, cells, queue and samplers add up, exactly."""
+        scheduler, decoder = self.scheduler, self.decoder
+        running = list(scheduler.running.values())
+        assert len({sequence.slot for sequence in running}) == len(running) <= scheduler.limits.n_slots
+        for sequence in running:
+            assert decoder.cells[sequence.slot] == sequence.tokens[: sequence.n_computed]
+        aside = [entry for entry in scheduler.policy if isinstance(entry, PutAside)]
+        assert len(aside) == scheduler.n_put_aside
+        assert len(list(scheduler.policy)) == scheduler.n_waiting
+        assert sum(len(entry.tokens) for entry in scheduler.policy) == scheduler.n_waiting_tokens
+        figures = scheduler.kv.figures()
+        assert figures.n_used == decoder.n_used <= figures.n_cells
+        assert figures.ram_bytes <= figures.ram_limit
+        assert sum(not sampler.closed for sampler in decoder.samplers) == len(running) + len(aside)
         assert self.engine.n_ended == sum(self.terminal(request_id) is not None for request_id in list(self.events))
 
     def check_answer(self, request_id: int) -> None:

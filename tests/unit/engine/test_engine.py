@@ -118,7 +118,7 @@ def test_cells_that_are_not_as_expected_are_computed_again() -> None:
 
 
 def test_cancel_while_waiting_prefilling_decoding_and_paused() -> None:
-    world = World(FakeDecoder(n_slots=3, n_ctx_slot=4096), prefill_chunk=4)
+    world = World(FakeDecoder(n_slots=3, n_ctx_slot=4096), chunk=4)
     decoding, paused = world.submit("d", seed=4), world.submit("p", seed=4)
     world.step(2)
     prefilling = world.submit("q" * 500)
@@ -130,7 +130,7 @@ def test_cancel_while_waiting_prefilling_decoding_and_paused() -> None:
     for request in (decoding, paused, prefilling, waiting):
         world.cancel(request)
     world.step()
-    assert all(slot.sequence is None for slot in world.scheduler.slots) and world.scheduler.n_waiting == 0
+    assert not world.scheduler.running and world.scheduler.n_waiting == 0
     assert [world.finished(request).reason for request in (decoding, paused, prefilling, waiting)] == ["cancelled"] * 4
     assert 0 < world.decoder.n_tokens(2) < 500, "the computed part of the cancelled prompt stays as a prefix"
     world.check_accounts()

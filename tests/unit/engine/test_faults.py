@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.engine import FAULTS_ALONE, EngineBroken
 from server.engine.ports import DecodeFault, Row
+from server.engine.stepper import FAULTS_ALONE, EngineBroken
 from server.protocol import Failed
 from tests.unit.engine.fakes import POISON, FakeDecoder, fails_with, poisoned_by
 from tests.unit.engine.harness import World

@@ -175,7 +175,7 @@ def test_a_long_prompt_keeps_its_place_in_the_queue() -> None:
     for blocker in (10, 11):
         door.world.pause(blocker)
     door.world.step()
-    assert [request.id for request in door.world.scheduler._policy] == [1, 2]
+    assert [request.id for request in door.world.scheduler.policy] == [1, 2]
 
 
 def test_pause_and_cancel_while_being_tokenised() -> None:
