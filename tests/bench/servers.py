@@ -62,10 +62,11 @@ def command(side: str, setup: Setup, port: int) -> tuple[list[str], str]:
 
 
 @contextmanager
-def serving(side: str, setup: Setup) -> Iterator[Running]:
-    """One side, started afresh and healthy; ended, with everything it has started, on leaving."""
+def serving(side: str, setup: Setup, extra: Sequence[str] = ()) -> Iterator[Running]:
+    """One side, started afresh and healthy, with further flags of its own; ended, with everything it has started, on leaving."""
     port = free_port()
     argv, health = command(side, setup, port)
+    argv += extra
     with start(side, argv, f"http://127.0.0.1:{port}", health) as running:
         yield running
 
