@@ -1,4 +1,4 @@
-"""One picture of the ratios as SVG, without a plotting library: a bar a row on a logarithmic axis, the target as a tick. Knows no server."""
+"""The ratios as one SVG picture, without a plotting library: a bar each on a logarithmic axis, the target as a tick. Knows no server."""
 
 from __future__ import annotations
 
