@@ -5,7 +5,7 @@ ARGS   ?=
 BIN     = $(VENV)/bin
 TESTS  ?=
 
-.PHONY: help run build test check bench peer lock clean venv
+.PHONY: help run build test soak check bench peer lock clean venv
 export VENV
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make build [ARGS='--name x']    dist/model.exe"
 	@echo "make check                      format, lint, types, rules of the house"
 	@echo "make test [TESTS=tests/unit]    check, build, then every test"
+	@echo "make soak                       ten minutes of random requests against the engine, audited at every step"
 	@echo "make bench [ARGS=single]        measure, against llama.cpp's own programs and llama_cpp.server"
 	@echo "make peer                       llama.cpp's own programs, to measure against"
 	@echo "make clean                      remove what was built (not the cache of compiled wheels and models)"
@@ -34,6 +35,9 @@ check: venv
 
 test: check build
 	$(BIN)/python -m pytest $(TESTS)
+
+soak: venv
+	CAPSULE_FUZZ_SECONDS=$${CAPSULE_FUZZ_SECONDS:-600} $(BIN)/python -m pytest -q tests/contract/test_engine_fuzz.py
 
 bench: venv
 	@$(PYTHON) build.py
