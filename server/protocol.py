@@ -56,7 +56,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_type_v: str = "f16"
     kv: str = "auto"
     """`streams`: cells of its own for each slot; `unified`: one pool for all; `auto`: by the fit."""
-    kv_reserve: float = 1.0
+    kv_reserve: float = 0.25
     """Pool only: the part of what a request may still generate that is kept free for it when it is admitted."""
     cache_ram: int | None = None
     """Bytes of host memory for saved states; None = from the free memory, 0 = none."""

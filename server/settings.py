@@ -97,7 +97,7 @@ class Settings:
         3, "--max-preemptions", group="scheduling", metavar="N", help="times that one request may be put aside for another (0: never)"
     )
     kv_reserve: float = option(
-        1.0,
+        0.25,
         "--kv-reserve",
         group="scheduling",
         metavar="X",
