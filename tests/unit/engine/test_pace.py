@@ -72,7 +72,7 @@ def test_steps_stay_under_the_target_and_little_is_wasted(name: str, n_decode: i
     steps(cost, machine, n_decode, target, 30)
     made = steps(cost, machine, n_decode, target, 400)
     ideal = machine.most_tokens(n_decode, target)
-    limit = max(target, 1.5 * machine.ideal(n_decode, 0), machine.ideal(n_decode, LEAST) * (1 + 2 * machine.noise))
+    limit = max(target, 1.5 * machine.ideal(n_decode, 0), machine.ideal(n_decode, LEAST) * (1 + 3 * machine.noise))
     assert sum(seconds <= limit for _, seconds in made) >= 0.95 * len(made)
     assert sum(tokens for tokens, _ in made) >= 0.7 * ideal * len(made)
 
