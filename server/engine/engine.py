@@ -123,13 +123,13 @@ class Engine:
         self._take_commands()
         self._expire(begun)
         self._admit()
+        self._stepper.announce()
         report.tell_positions(begun)
         if report.has_events:
             report.send(begun)  # nobody waits a whole batch for a refusal, a place in the queue or the end of what was cancelled
         if self._guesser is not None:
             self._guesser.guess(self._scheduler.running.values())
         plan = self._scheduler.plan()
-        self._stepper.announce()
         if plan is not None:
             self._stepper.compute(plan)
             report.tally.n_steps += 1

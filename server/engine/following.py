@@ -50,18 +50,22 @@ def _may_share(leader: Sequence, sequence: Sequence) -> bool:
 
 
 def resolve(running: Mapping[int, Sequence], kv: KvStore) -> Iterator[tuple[Sequence, int]]:
-    """Let followers go on whose leader has come far enough, or will not any more. Yields them with the tokens they took over."""
+    """Let followers go on whose leader has come far enough, or will not any more. Yields them with the tokens they took over; who
+    has found another leader still `follows`. Leaders are always earlier in `running`, so nobody waits in a circle.
+    """
+    earlier: list[Sequence] = []
     for sequence in running.values():
-        if (following := sequence.follows) is None:
-            continue
-        leader = following.leader
-        is_there = running.get(leader.id) is leader and not leader.paused
-        if is_there and leader.n_computed >= following.n_tokens:
-            sequence.follows = None
-            yield sequence, _take_over(sequence, leader.slot, following.n_tokens, kv)
-        elif not is_there:
-            sequence.follows = None
-            yield sequence, _find_again(sequence, leader, following.n_tokens, running, kv)
+        if (following := sequence.follows) is not None:
+            leader = following.leader
+            is_there = running.get(leader.id) is leader and not leader.paused
+            if is_there and leader.n_computed >= following.n_tokens:
+                sequence.follows = None
+                yield sequence, _take_over(sequence, leader.slot, following.n_tokens, kv)
+            elif not is_there:
+                n_shared = _find_again(sequence, leader, following.n_tokens, running, kv)
+                sequence.follows = follow(sequence, earlier)
+                yield sequence, n_shared
+        earlier.append(sequence)
 
 
 def _take_over(sequence: Sequence, source: int, n_tokens: int, kv: KvStore) -> int:

@@ -62,4 +62,5 @@ class Reserve:
         """Cells a sequence is promised beyond those it has."""
         n_future = max(0, sequence.n_remain(kv.n_ctx_slot))
         part = 1.0 if sequence.n_preemptions >= self.max_preemptions else self.part
-        return sequence.n_pending + max(int(part * n_future), min(MARGIN, n_future))
+        shared = sequence.follows.n_tokens if sequence.follows else 0
+        return len(sequence.tokens) - max(sequence.n_computed, shared) + max(int(part * n_future), min(MARGIN, n_future))

@@ -64,6 +64,8 @@ class Scheduler:
         """By request id, in order of admission."""
         self.counters = Counters()
         self.n_waiting_tokens = 0
+        self.n_put_aside = 0
+        """Part of `n_waiting`."""
         self._itl_target = itl_target
         self._reserve = reserve or Reserve()
         self._waiting: dict[int, Entry] = {}
@@ -79,10 +81,6 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def n_put_aside(self) -> int:
-        return sum(isinstance(entry, PutAside) for entry in self._waiting.values()) if self.counters.n_preemptions else 0
 
     @property
     def request_ids(self) -> list[int]:
@@ -159,12 +157,14 @@ class Scheduler:
     def _enqueue(self, entry: Entry) -> int:
         self._waiting[entry.id] = entry
         self.n_waiting_tokens += len(entry.tokens)
+        self.n_put_aside += isinstance(entry, PutAside)
         self._ask_again_at = 0
         return self.policy.add(entry)
 
     def _dequeued(self, entry: Entry) -> None:
         del self._waiting[entry.id]
         self.n_waiting_tokens -= len(entry.tokens)
+        self.n_put_aside -= isinstance(entry, PutAside)
 
     # ---- slots -------------------------------------------------------------------------------------------------
 
@@ -205,13 +205,13 @@ class Scheduler:
         if attached is None:
             return None
         sequence = start(entry, attached.slot, attached.n_cached)
+        if request.cache_prompt:
+            sequence.follows = follow(sequence, others)
         if not self._reserve.fits(sequence, others, self.kv):
             self.kv.release(attached.slot, request.namespace, entry.tokens[: attached.n_cached], keep=True)
             self._reserve.refuse(entry, spare)
             return None
         self.counters.n_shared += attached.n_copied
-        if request.cache_prompt:
-            sequence.follows = follow(sequence, others)
         return sequence
 
     def _resumed(self, entry: PutAside) -> Sequence | None:
@@ -354,7 +354,8 @@ class Scheduler:
     def _resolve(self) -> None:
         for sequence, n_shared in resolve(self.running, self.kv):
             self.counters.n_shared += n_shared
-            self._settled.append(sequence)
+            if sequence.follows is None:
+                self._settled.append(sequence)
 
     # ---- faults ------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from server.protocol import Failed, Finished
+from server.protocol import Failed, Finished, GenerationRequest, SamplingParams
 from tests.unit.engine.fakes import FakeDecoder
 from tests.unit.engine.harness import World
+from tests.unit.engine.oracle import solo_answer
 
 
 def big(n_slots: int = 4, **options: int | bool) -> FakeDecoder:
     return FakeDecoder(n_slots=n_slots, n_ctx_slot=300, n_batch=128, n_ubatch=64, max_output_rows=32, **options)  # type: ignore[arg-type]
 
 
+def lasting(prompt: str, n: int) -> int:
+    """A seed with which the answer to `prompt` goes on for `n` tokens at least."""
+    requests = ((seed, GenerationRequest(prompt="", sampling=SamplingParams(seed=seed))) for seed in range(10_000))
+    return next(seed for seed, request in requests if solo_answer(list(prompt.encode()), request, 300)[2] >= n)
+
+
 def test_a_higher_class_gets_a_slot_in_a_full_house_at_once() -> None:
     world = World(big(), policy="fair")
-    crowd = [world.submit(f"{i} batch work", max_tokens=100, priority="batch", sampling={"seed": 11}) for i in range(6)]
+    crowd = [world.submit(f"{i} batch work", max_tokens=100, priority="batch", seed=lasting(f"{i} batch work", 60)) for i in range(6)]
     world.step(10)
     urgent = world.submit("now!", max_tokens=3, priority="interactive")
     world.step(2)
@@ -56,7 +63,7 @@ def test_one_key_alone_is_never_put_aside_for_itself() -> None:
 def test_three_times_more_cells_wanted_than_there_are(policy: str, reserve: float) -> None:
     """Everybody finishes, texts are the solo texts, and the account never exceeds the pool."""
     world = World(big(40, unified=True, n_cells=400), n_running=16, policy=policy, reserve=reserve)
-    requests = [world.submit(f"{i:02} " + "x" * (10 + 3 * i), max_tokens=60, seed=i, key=f"k{i % 3}") for i in range(24)]
+    requests = [world.submit(f"{i:02} " + "x" * (10 + i), max_tokens=200, seed=i, key=f"k{i % 3}") for i in range(24)]
     for _ in range(200):
         world.step()
         world.check_accounts()
@@ -82,9 +89,9 @@ def test_a_state_that_cannot_be_saved_is_computed_again() -> None:
 
 def test_cancel_and_deadline_of_one_that_was_put_aside() -> None:
     world = World(big(1), policy="fair")
-    first = world.submit("first", max_tokens=200, priority="batch", sampling={"seed": 11}, timeout_s=5.0)
+    first = world.submit("first", max_tokens=200, priority="batch", seed=lasting("first", 150), timeout_s=2.5)
     world.step(5)
-    urgent = [world.submit(f"now {i}", max_tokens=200, priority="interactive", sampling={"seed": 11}) for i in range(3)]
+    urgent = [world.submit(f"now {i}", max_tokens=150, priority="interactive", seed=lasting(f"now {i}", 150)) for i in range(3)]
     world.step(3)
     assert world.engine.stats.n_swapped == 1
     said = world.text(first)
@@ -95,7 +102,7 @@ def test_cancel_and_deadline_of_one_that_was_put_aside() -> None:
     world.drain()
     for request in urgent:
         world.check_answer(request)
-    third = world.submit("third", max_tokens=200, priority="batch", sampling={"seed": 11})
+    third = world.submit("third", max_tokens=200, priority="batch", seed=lasting("third", 150))
     world.step(5)
     world.submit("more", max_tokens=50, priority="interactive")
     world.step(2)
@@ -109,7 +116,7 @@ def test_cancel_and_deadline_of_one_that_was_put_aside() -> None:
 
 def test_deadlines_end_who_runs_with_usage_and_who_waits_with_an_error() -> None:
     world = World(big(1))
-    running = world.submit("running", max_tokens=250, timeout_s=0.5, sampling={"seed": 11})
+    running = world.submit("running", max_tokens=250, timeout_s=0.5, seed=lasting("running", 150))
     waiting = world.submit("waiting", max_tokens=5, timeout_s=0.3)
     patient = world.submit("patient", max_tokens=5, timeout_s=100.0)
     world.step(40)
@@ -125,7 +132,7 @@ def test_deadlines_end_who_runs_with_usage_and_who_waits_with_an_error() -> None
 def test_gaps_between_slots_are_closed() -> None:
     world = World(big(8))
     lengths = [100, 5, 100, 5, 100, 5, 100, 5]
-    requests = [world.submit(f"{i} text", max_tokens=n, sampling={"seed": 11}) for i, n in enumerate(lengths)]
+    requests = [world.submit(f"{i} text", max_tokens=n, seed=lasting(f"{i} text", 100)) for i, n in enumerate(lengths)]
     world.step(12)
     assert sorted(sequence.slot for sequence in world.scheduler.running.values()) == [0, 1, 2, 3]
     assert world.engine.stats.n_moves == 2

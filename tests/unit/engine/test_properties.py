@@ -137,7 +137,7 @@ class GuessingMachine(StreamsMachine):
         return World(decoder, max_queue=4, chunk=5, policy="shortest-prompt", guesses=4)
 
 
-_settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+_settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 for machine in (StreamsMachine, PoolMachine, StubbornMachine, GuessingMachine):
     machine.TestCase.settings = _settings
 test_streams = StreamsMachine.TestCase
