@@ -173,7 +173,7 @@ class Engine:
             return
         position = scheduler.submit(request)
         if position is None:
-            report.end(busy(request.id, scheduler.max_queue, scheduler.max_queue_tokens, report.rates.retry_after(scheduler.n_waiting)))
+            report.end(busy(request.id, scheduler.max_queue, scheduler.max_queue_tokens, report.retry_after_s))
             return
         report.queue_moved = True
         eta = report.eta(position)

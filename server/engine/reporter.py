@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 from server.engine.live import slot_state
 from server.engine.rates import Rates
@@ -79,25 +78,33 @@ class Reporter:
         n_slots = scheduler.limits.n_slots
         return self.rates.eta(position, n_slots - len(scheduler.running), n_slots)
 
+    @property
+    def retry_after_s(self) -> float:
+        """When somebody who is turned away now may find a slot."""
+        return self.rates.retry_after(self._scheduler.n_waiting, self._scheduler.limits.n_slots)
+
     # ---- the queue ---------------------------------------------------------------------------------------------
 
     def tell_positions(self, now: float) -> None:
         """Now and then: whoever has moved up hears of it, and `queue` is made anew."""
-        if self.queue_moved and now - self._told >= POSITIONS_SECONDS + self._scheduler.n_waiting * 1e-3:
-            self.queue_moved, self._told = False, now
-            self._events += [
-                Queued(id=e.id, position=e.position, n_prompt_tokens=len(e.tokens), eta_s=self.eta(e.position))
-                for e in self._scheduler.moved()
-                if not isinstance(e, PutAside)
-            ]
-            self._list_queue(now)
+        if not self.queue_moved or now - self._told < POSITIONS_SECONDS + self._scheduler.n_waiting * 1e-3:
+            return
+        self.queue_moved, self._told = False, now
+        listed: list[QueuedRequest] = []
+        for entry, has_moved in self._scheduler.walk():
+            if len(listed) < QUEUE_LISTED:
+                listed.append(self._listed(entry, now))
+            if has_moved and not isinstance(entry, PutAside):
+                eta = self.eta(entry.position)
+                self._events.append(Queued(id=entry.id, position=entry.position, n_prompt_tokens=len(entry.tokens), eta_s=eta))
+        self.queue = self._queue(tuple(listed), now)
 
-    def _list_queue(self, now: float) -> None:
+    def _queue(self, waiting: tuple[QueuedRequest, ...], now: float) -> Queue:
         scheduler, rates = self._scheduler, self.rates
-        self.queue = Queue(
+        return Queue(
             id=0,
             policy=self.queue.policy,
-            waiting=tuple(self._listed(entry, i, now) for i, entry in enumerate(islice(scheduler.policy, QUEUE_LISTED))),
+            waiting=waiting,
             keys=tuple(scheduler.policy.shares()),
             n_running=len(scheduler.running),
             n_waiting=scheduler.n_waiting,
@@ -107,15 +114,15 @@ class Reporter:
             finish_rate=rates.finish_rate(now),
         )
 
-    def _listed(self, entry: Entry, position: int, now: float) -> QueuedRequest:
+    def _listed(self, entry: Entry, now: float) -> QueuedRequest:
         return QueuedRequest(
             id=entry.id,
-            position=position,
+            position=entry.position,
             priority=entry.request.priority,
             key=entry.request.flow.key,
             n_prompt_tokens=len(entry.tokens),
             waited_s=round(now - entry.submitted_at, 3),
-            eta_s=self.eta(position),
+            eta_s=self.eta(entry.position),
             is_preempted=isinstance(entry, PutAside),
         )
 
@@ -148,7 +155,7 @@ class Reporter:
             n_draft_tokens=tally.n_drafts,
             n_draft_accepted=tally.n_accepted,
             n_threads=self.n_threads,
-            retry_after_s=self.rates.retry_after(scheduler.n_waiting),
+            retry_after_s=self.retry_after_s,
         )
         if self.slots_moved or now - self._published >= SNAPSHOT_SECONDS:
             self.slots_moved, self._published = False, now

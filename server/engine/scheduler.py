@@ -147,12 +147,11 @@ class Scheduler:
             entry.paused = paused
             self._ask_again_at = 0
 
-    def moved(self) -> Iterator[Entry]:
-        """Walk the whole queue and yield those whose position has changed. Costs the queue's length: not for every step."""
+    def walk(self) -> Iterator[tuple[Entry, bool]]:
+        """The whole queue in order, and whose position has changed since the last walk. Costs its length: not for every step."""
         for position, entry in enumerate(self.policy):
-            if entry.position != position:
-                entry.position = position
-                yield entry
+            has_moved, entry.position = entry.position != position, position
+            yield entry, has_moved
 
     def _enqueue(self, entry: Entry) -> int:
         self._waiting[entry.id] = entry
