@@ -86,6 +86,7 @@ def checked(options: Options) -> Options:
             raise OperatorError(f"{_name(options, option.name)}: {value} is not allowed; it must be {words}")
     _check_model(options)
     _check_files(options)
+    _check_proxies(options)
     options = _with_share(options)
     _check_exposure(options)
     if options.settings.seed == -1:
@@ -144,6 +145,13 @@ def _check_files(options: Options) -> None:
     if (s.ssl_key_file is None) != (s.ssl_cert_file is None):
         there, missing = ("ssl_key_file", "--ssl-cert-file") if s.ssl_key_file else ("ssl_cert_file", "--ssl-key-file")
         raise OperatorError(f"{_name(options, there)} needs {missing} too", hint="TLS takes a key and a certificate")
+
+
+def _check_proxies(options: Options) -> None:
+    if options.settings.trusted_proxy is not None:
+        from server.addresses import Proxies
+
+        Proxies.parse(options.settings.trusted_proxy, _name(options, "trusted_proxy"))
 
 
 def _with_share(options: Options) -> Options:

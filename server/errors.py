@@ -11,9 +11,11 @@ CapsuleError                      500 server_error
 │   ├── RequestTimeout            408 invalid_request_error
 │   ├── PayloadTooLarge           413 invalid_request_error
 │   └── UnsupportedMediaType      415 invalid_request_error
-├── Unavailable                   503 unavailable_error          carries `retry_after` (seconds)
+├── Unavailable                   503 unavailable_error          a passing state; carries `retry_after` (seconds)
 │   ├── ModelLoading              503
 │   ├── ServerBusy                503                            the waiting queue is full
+│   ├── DeadlineExceeded          503                            its own time limit passed before it could start
+│   ├── RateLimited               429 rate_limit_error           a limit of this API key
 │   ├── ShuttingDown              503
 │   └── RunnerDied                503                            the model's process ended under a request
 └── OperatorError                 never sent to clients: one sentence and a way out, exit code 2
@@ -21,6 +23,7 @@ CapsuleError                      500 server_error
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 
@@ -132,8 +135,13 @@ class Unavailable(CapsuleError):
         self.retry_after = retry_after
 
     @property
+    def reason(self) -> str:
+        """For counting: one of a few words."""
+        return self.code or "unavailable"
+
+    @property
     def headers(self) -> dict[str, str]:
-        return {"Retry-After": str(max(1, round(self.retry_after)))}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
 class ModelLoading(Unavailable):
@@ -141,7 +149,44 @@ class ModelLoading(Unavailable):
 
 
 class ServerBusy(Unavailable):
+    """`waiting` requests (or prompt tokens) stand before `limit`; None where it is not about the queue's length."""
+
     code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, waiting: int | None = None, limit: int | None = None) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.waiting = waiting
+        self.limit = limit
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return {} if self.limit is None else {"waiting": self.waiting, "limit": self.limit}
+
+
+class DeadlineExceeded(Unavailable):
+    code = "deadline_exceeded"
+
+
+class RateLimited(Unavailable):
+    """A limit of one API key: `what` names it as the key file does (`queued`, `tpm`); `value` is where the key stands now."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, what: str, limit: int, value: int, retry_after: float = 1.0) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.what = what
+        self.limit = limit
+        self.value = value
+
+    @property
+    def reason(self) -> str:
+        return f"key_{self.what}"
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return {"limited": self.what, "limit": self.limit, "value": self.value}
 
 
 class ShuttingDown(Unavailable):

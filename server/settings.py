@@ -187,7 +187,9 @@ class Settings:
         "--api-key-file",
         group="server",
         metavar="FILE",
-        help="file with one key a line: key [name weight max-class admin]; read again when it changes",
+        help="file with one key a line: key [name weight max-class admin] [running=N] [queued=N] [tpm=N] (weight: its share beside others;"
+        " max-class: interactive, normal or batch; - for the default; then most requests that run or wait, tokens a minute);"
+        " read again when it changes",
     )
     no_auth: bool = option(False, "--no-auth", group="server", help="allow a non-loopback --host without any key")
     share: bool = option(False, "--share", group="server", help="listen on the local network, make a key, print the addresses to hand out")

@@ -7,19 +7,17 @@ must be the server's own, loopback, an app's scheme, or listed in --cors-origins
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
 import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from server.addresses import Address, parse_address
 from server.errors import OperatorError
 
 APP_SCHEMES = frozenset({"app", "tauri", "vscode-webview"})
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOST = re.compile(r"^(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._~-]+)?)\]|(?P<name>[A-Za-z0-9._~-]+))(?::(?P<port>[0-9]{1,5}))?$")
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,6 @@ def parse_host(text: str) -> HostPort | None:
     if not host or (found["six"] and address is None):
         return None
     return HostPort(str(address) if address is not None else host, port)
-
-
-def parse_address(text: str) -> Address | None:
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    return mapped if mapped is not None else address
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """API keys: read from --api-key and --api-key-file, compared in constant time, read again when the file changes. Knows no HTTP.
 
-A line of the file is `key [name weight max-class admin]`; `#` starts a comment line. Key text never enters a message or a log.
+A line of the file is `key [name weight max-class admin] [running=N] [queued=N] [tpm=N]`; `#` starts a comment line. Keys of one name
+are one account: they share its limits, its weight and its cache. Key text never enters a message or a log.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from server.errors import OperatorError
 log = logging.getLogger("capsule.http")
 
 CLASSES = ("interactive", "normal", "batch")
+"""From the most urgent to the least."""
+LIMITS = {"running": 1, "queued": 0, "tpm": 1}
+"""Limit of a key -> its least value."""
+_LINE = "key [name weight max-class admin] [running=N] [queued=N] [tpm=N]"
 CHECK_SECONDS = 1.0
 """The file's time stamp is looked at no more often than this."""
 
@@ -33,6 +38,20 @@ class ApiKey:
     weight: float = 1.0
     max_class: str = "interactive"
     admin: bool = False
+    running: int | None = None
+    """Requests that may run at once; more of them wait. None = any number, here and below."""
+    queued: int | None = None
+    """Requests that may wait; more are refused."""
+    tpm: int | None = None
+    """Tokens a minute, of prompts and answers; over it requests are refused."""
+
+    @property
+    def account(self) -> tuple[object, ...]:
+        """What keys of the same name have in common."""
+        return self.weight, self.max_class, self.running, self.queued, self.tpm
+
+    def allows(self, priority: str) -> bool:
+        return CLASSES.index(priority) >= CLASSES.index(self.max_class)
 
 
 def digest(secret: str) -> bytes:
@@ -67,6 +86,11 @@ class KeyRing:
     def required(self) -> bool:
         """Whether requests must bring a key."""
         return bool(self._fixed) or self._path is not None
+
+    @property
+    def n_accounts(self) -> int:
+        """Different names among the keys."""
+        return len({key.name for key in (*self._fixed, *self._from_file)})
 
     def find(self, secret: str) -> ApiKey | None:
         self._reload()
@@ -107,23 +131,31 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
         raise OperatorError(f"the key file {path} is not UTF-8 text") from None
     keys = [_parse_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != "#"]
     if not keys:
-        raise OperatorError(f"the key file {path} holds no key", hint="write one key a line: key [name weight max-class admin]")
+        raise OperatorError(f"the key file {path} holds no key", hint=f"write one key a line: {_LINE}")
     if len({key.digest for key in keys}) != len(keys):
         raise OperatorError(f"the key file {path} holds the same key twice")
+    accounts: dict[str, ApiKey] = {}
+    for key in keys:
+        if accounts.setdefault(key.name, key).account != key.account:
+            raise OperatorError(
+                f"the key file {path} gives the name {key.name} to keys with different weights, classes or limits",
+                hint="keys of one name are one account; give them the same values, or other names",
+            )
     return tuple(keys)
 
 
 def _parse_line(path: Path, number: int, line: str) -> ApiKey:
-    secret, *rest = line.split()
+    secret, *words = line.split()
+    rest = [word for word in words if "=" not in word]
     name, weight, max_class, admin = [*rest, *("-",) * 4][:4]
     try:
+        limits = _parse_limits(words[len(rest) :])
         factor = 1.0 if weight == "-" else float(weight)
     except ValueError:
-        factor = math.nan
+        limits, factor = {}, math.nan
     if len(rest) > 4 or not 0 < factor < math.inf or max_class not in ("-", *CLASSES) or admin not in ("-", "admin"):
         raise OperatorError(
-            f"line {number} of the key file {path} is malformed",
-            hint="a line is: key [name weight max-class admin], max-class one of " + ", ".join(CLASSES),
+            f"line {number} of the key file {path} is malformed", hint=f"a line is: {_LINE}, max-class one of " + ", ".join(CLASSES)
         )
     return ApiKey(
         digest(secret),
@@ -131,7 +163,21 @@ def _parse_line(path: Path, number: int, line: str) -> ApiKey:
         factor,
         max_class if max_class != "-" else "interactive",
         admin == "admin",
+        **limits,
     )
+
+
+def _parse_limits(words: list[str]) -> dict[str, int]:
+    """Raises:
+    ValueError: a word is no limit, or comes twice.
+    """
+    limits: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in LIMITS or name in limits or not (number.isascii() and number.isdigit()) or int(number) < LIMITS[name]:
+            raise ValueError
+        limits[name] = int(number)
+    return limits
 
 
 def _check_permissions(path: Path, status: os.stat_result) -> None:
