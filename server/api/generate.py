@@ -19,7 +19,8 @@ from aiohttp import web
 
 from server.api.options import Options
 from server.errors import CapsuleError, ContextSizeExceeded, ShuttingDown
-from server.http.context import CONTEXT, AppContext
+from server.http.context import CONTEXT
+from server.http.limits import TICKET
 from server.http.metrics import SequenceClock
 from server.http.ports import Generation, Progress, Runner
 from server.http.sse import EventStream
@@ -61,26 +62,28 @@ class _Transcript:
 
 
 class Batch:
-    """`async with Batch(context, requests) as batch: async for index, event in batch: ...`; every event of every sequence.
+    """`async with Batch(request, requests) as batch: async for index, event in batch: ...`; every event of every sequence.
 
     Raises, on entering or iterating:
         CapsuleError: a sequence cannot be served, or failed; the others are cancelled.
     """
 
-    def __init__(self, context: AppContext, requests: Sequence[GenerationRequest], *, prompt_field: str) -> None:
-        self._context = context
+    def __init__(self, request: web.Request, requests: Sequence[GenerationRequest], *, prompt_field: str) -> None:
+        self._context = request.app[CONTEXT]
+        self._ticket = request.get(TICKET)
         self._requests = requests
         self._prompt_field = prompt_field
         self._stack = AsyncExitStack()
         self._generations: list[Generation] = []
         self._clocks: list[SequenceClock] = []
         self._pumps: list[asyncio.Task[None]] = []
-        self._transcript = _Transcript(requests) if context.settings.log_prompts else None
+        self._transcript = _Transcript(requests) if self._context.settings.log_prompts else None
 
     async def __aenter__(self) -> Self:
         try:
             for request in self._requests:
-                self._clocks.append(self._context.metrics.sequence())
+                place = self._ticket.take() if self._ticket is not None else None
+                self._clocks.append(self._context.metrics.sequence(request, place))
                 self._generations.append(await self._stack.enter_async_context(self._context.runner.generate(request)))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -135,11 +138,11 @@ class Batch:
                 yield item
 
 
-async def collect(context: AppContext, requests: Sequence[GenerationRequest], *, prompt_field: str) -> list[Answer]:
+async def collect(request: web.Request, requests: Sequence[GenerationRequest], *, prompt_field: str) -> list[Answer]:
     """Run them to their ends; answers in the order of the requests."""
     texts: list[list[Delta]] = [[] for _ in requests]
     ends: dict[int, Finished] = {}
-    async with Batch(context, requests, prompt_field=prompt_field) as batch:
+    async with Batch(request, requests, prompt_field=prompt_field) as batch:
         async for index, event in batch:
             if isinstance(event, Delta):
                 texts[index].append(event)
@@ -173,9 +176,8 @@ async def stream(
     request: web.Request, requests: Sequence[GenerationRequest], view: StreamView, *, ping_interval: float, prompt_field: str
 ) -> web.StreamResponse:
     """Stream the sequences as server-sent events. Failures before the first event leave as ordinary responses."""
-    context = request.app[CONTEXT]
     async with EventStream(request, ping_interval=ping_interval) as out:
-        async with Batch(context, requests, prompt_field=prompt_field) as batch:
+        async with Batch(request, requests, prompt_field=prompt_field) as batch:
             async for index, event in batch:
                 await out.send(*view.event(index, event))
                 if not out.started:

@@ -13,7 +13,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from server.errors import CapsuleError, ClientError, MethodNotAllowed, NotFound, OperatorError, PayloadTooLarge
+from server.errors import CapsuleError, ClientError, MethodNotAllowed, NotFound, OperatorError, PayloadTooLarge, Unavailable
+from server.http.context import CONTEXT
 from server.http.sse import STREAM, EventStream
 
 log = logging.getLogger("capsule.http")
@@ -57,6 +58,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _answer(request: web.Request, error: CapsuleError) -> web.StreamResponse:
+    if isinstance(error, Unavailable):
+        request.app[CONTEXT].metrics.refusal(error.reason)
     stream: EventStream | None = request.get(STREAM)
     if stream is not None and stream.started:
         return await stream.fail(error_body(error))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from server.http.figures import EngineCollector
+from server.http.ledger import Place
 from server.http.ports import Progress, Runner
-from server.protocol import Delta, Finished, Started
+from server.protocol import Delta, Finished, GenerationRequest, Priority, Started
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,24 +24,29 @@ class Metrics:
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(name, help, labels, registry=registry)
 
-        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, help, buckets=buckets, registry=registry)
+        def histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(name, help, labels, buckets=buckets, registry=registry)
 
         self._requests = counter("capsule_requests", "HTTP requests by route, method and status", "route", "method", "status")
-        self._generations = counter("capsule_generations", "Generated sequences by how they ended", "finish_reason")
+        self._refusals = counter("capsule_refusals", "Requests turned away for a passing state or a limit", "reason")
+        self._generations = counter("capsule_generations", "Generated sequences by how they ended", "finish_reason", "priority")
         self._first = histogram("capsule_time_to_first_token_seconds", "From submit to the first token", _SECONDS)
         self._between = histogram("capsule_inter_token_seconds", "Between tokens of one sequence, as its reader took them", _TOKEN_SECONDS)
-        self._queue = histogram("capsule_queue_seconds", "From submit to a slot", _SECONDS)
+        self._queue = histogram("capsule_queue_seconds", "From submit to a slot", _SECONDS, "priority")
         build = Gauge("capsule_build_info", "Always 1; the labels say what runs", ("version", "model"), registry=registry)
         build.labels(version, model).set(1)
-        registry.register(_EngineCollector(runner))
+        registry.register(EngineCollector(runner))
 
     def request(self, route: str, method: str, status: int) -> None:
         self._requests.labels(route, method, str(status)).inc()
 
-    def sequence(self) -> SequenceClock:
-        """To be made when a sequence is submitted."""
-        return SequenceClock(self._generations, self._first, self._between, self._queue)
+    def refusal(self, reason: str) -> None:
+        """`reason`: one of the few words that `Unavailable.reason` has."""
+        self._refusals.labels(reason).inc()
+
+    def sequence(self, request: GenerationRequest, place: Place | None = None) -> SequenceClock:
+        """To be made when a sequence is submitted; `place` is what was booked for it and hears of its events."""
+        return SequenceClock(self, request.priority, place)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
@@ -51,17 +55,21 @@ class Metrics:
 class SequenceClock:
     """Times one sequence from its events. `end` counts it exactly once."""
 
-    def __init__(self, generations: Counter, first: Histogram, between: Histogram, queue: Histogram) -> None:
-        self._generations = generations
-        self._first = first
-        self._between = between
-        self._queue = queue
+    def __init__(self, metrics: Metrics, priority: Priority, place: Place | None) -> None:
+        self._generations = metrics._generations
+        self._first = metrics._first
+        self._between = metrics._between
+        self._queue = metrics._queue.labels(priority)
+        self._priority = priority
+        self._place = place
         self._submitted = time.monotonic()
         self._last: float | None = None
         self._over = False
 
     def event(self, event: Progress) -> None:
         now = time.monotonic()
+        if self._place is not None:
+            self._place.event(event)
         match event:
             case Started():
                 self._queue.observe(now - self._submitted)
@@ -77,28 +85,8 @@ class SequenceClock:
 
     def end(self, reason: str) -> None:
         """`reason`: stop, length, cancelled (the client left) or error."""
+        if self._place is not None:
+            self._place.leave()
         if not self._over:
             self._over = True
-            self._generations.labels(reason).inc()
-
-
-class _EngineCollector(Collector):
-    """Reads the runner's own counters when somebody scrapes; they start again with a new process, as Prometheus expects."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-
-    def collect(self) -> Iterator[Metric]:
-        s = self._runner.stats
-        yield GaugeMetricFamily("capsule_requests_running", "Sequences in a slot", s.n_running)
-        yield GaugeMetricFamily("capsule_requests_waiting", "Sequences waiting for a slot", s.n_waiting)
-        yield GaugeMetricFamily("capsule_kv_used_tokens", "KV cells in use", s.kv_used_tokens)
-        yield GaugeMetricFamily("capsule_kv_total_tokens", "KV cells in all", s.kv_total_tokens)
-        yield GaugeMetricFamily("capsule_runner_up", "1 while the model can serve", float(self._runner.state.name == "READY"))
-        yield CounterMetricFamily("capsule_runner_restarts", "Times the model's process was started again", self._runner.restarts)
-        yield CounterMetricFamily("capsule_prompt_tokens", "Prompt tokens computed", s.n_prompt_tokens)
-        yield CounterMetricFamily("capsule_cached_tokens", "Prompt tokens taken from the cache", s.n_cached_tokens)
-        yield CounterMetricFamily("capsule_generated_tokens", "Tokens generated", s.n_predicted_tokens)
-        yield CounterMetricFamily("capsule_steps", "Engine steps", s.n_steps)
-        yield CounterMetricFamily("capsule_decode_seconds", "Wall time inside the forward pass", s.decode_seconds)
-        yield CounterMetricFamily("capsule_step_seconds", "Wall time of whole engine steps", s.step_seconds)
+            self._generations.labels(reason, self._priority).inc()

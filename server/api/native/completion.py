@@ -27,5 +27,5 @@ async def completion(request: web.Request) -> web.StreamResponse:
     if options.stream:
         view = NativeStreamView(call, requests, texts, context.model_name)
         return await stream(request, requests, view, ping_interval=options.ping_interval, prompt_field=FIELD)
-    answers = await collect(context, requests, prompt_field=FIELD)
+    answers = await collect(request, requests, prompt_field=FIELD)
     return json_response(native_response(call, answers, requests, texts, context.model_name))

@@ -30,7 +30,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     if options.stream:
         view = ChatStreamView(identity, options)
         return await stream(request, requests, view, ping_interval=options.ping_interval, prompt_field=FIELD)
-    return json_response(chat_response(identity, options, await collect(context, requests, prompt_field=FIELD)))
+    return json_response(chat_response(identity, options, await collect(request, requests, prompt_field=FIELD)))
 
 
 async def render(context: AppContext, call: ChatCall) -> str:

@@ -29,7 +29,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     if options.stream:
         view = CompletionStreamView(identity, options, prefixes)
         return await stream(request, requests, view, ping_interval=options.ping_interval, prompt_field=FIELD)
-    answers = await collect(context, requests, prompt_field=FIELD)
+    answers = await collect(request, requests, prompt_field=FIELD)
     return json_response(completion_response(identity, options, answers, prefixes))
 
 

@@ -6,8 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.errors import ServerBusy
+from server.http.figures import EngineCollector
 from server.protocol import EngineStats
-from tests.unit.http.fakes import says
+from tests.unit.http.fakes import FakeRunner, says
 from tests.unit.http.live import Live, running
 
 
@@ -38,6 +39,15 @@ async def test_the_engines_numbers() -> None:
         assert (await samples(live))["capsule_requests_waiting", ()] == 0
 
 
+def test_every_number_of_the_engine_is_shown_once_under_its_own_name() -> None:
+    names = EngineStats.__struct_fields__
+    runner = FakeRunner()
+    runner.stats = EngineStats(**{name: i for i, name in enumerate(names, 100)})
+    values = [sample.value for metric in EngineCollector(runner).collect() for sample in metric.samples]
+    assert sorted(value for value in values if value >= 100) == list(range(100, 100 + len(names)))
+    assert len({metric.name for metric in EngineCollector(runner).collect()}) == len(values)
+
+
 @pytest.mark.asyncio
 async def test_sequences_and_requests_are_counted_once() -> None:
     async with running() as live:
@@ -49,10 +59,12 @@ async def test_sequences_and_requests_are_counted_once() -> None:
         await live.ask("PATCH", "/v1/completions")
         await live.get("/somewhere/else")
         found = await samples(live)
-    assert found["capsule_generations_total", (("finish_reason", "length"),)] == 2
-    assert found["capsule_generations_total", (("finish_reason", "error"),)] == 1
-    for name, count in (("time_to_first_token", 2), ("inter_token", 4), ("queue", 2)):
+    assert found["capsule_generations_total", (("finish_reason", "length"), ("priority", "normal"))] == 2
+    assert found["capsule_generations_total", (("finish_reason", "error"), ("priority", "normal"))] == 1
+    assert found["capsule_refusals_total", (("reason", "queue_full"),)] == 1
+    for name, count in (("time_to_first_token", 2), ("inter_token", 4)):
         assert found[f"capsule_{name}_seconds_count", ()] == count
+    assert found["capsule_queue_seconds_count", (("priority", "normal"),)] == 2
     by_status = {
         status: found["capsule_requests_total", (("method", "POST"), ("route", "/v1/completions"), ("status", status))]
         for status in ("200", "503", "400")

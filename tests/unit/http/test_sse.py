@@ -105,7 +105,7 @@ async def test_a_client_that_leaves_cancels_at_every_stage(stream: bool, n: int,
         await live.idle()
         assert len(live.runner.cancelled) == n
         _, metrics = await live.get("/metrics")
-        assert f'capsule_generations_total{{finish_reason="cancelled"}} {n}.0' in metrics.decode()
+        assert f'capsule_generations_total{{finish_reason="cancelled",priority="normal"}} {n}.0' in metrics.decode()
 
 
 async def _post(live: Live, body: bytes, **options: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
