@@ -31,7 +31,7 @@ from server.protocol import (
 )
 from tests.native import context, logits, rows
 
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass
@@ -194,7 +194,9 @@ class Fuzz:
     @property
     def whole(self) -> list[Said]:
         """Requests that ended by themselves, with text."""
-        return [said for said in self.said.values() if isinstance(said.end, Finished) and said.end.stop_type == "limit" and said.tokens]
+        return [
+            said for said in self.said.values() if isinstance(said.end, Finished) and said.end.stop_type in ("limit", "eos") and said.tokens
+        ]
 
     def check_ends(self) -> None:
         """Everybody ended once, nobody by a fault."""
