@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
-from operator import attrgetter
 from typing import Protocol
 
+from server.engine.fair import Fair
+from server.engine.orders import Fcfs, ShortestPrompt, StrictPriority
 from server.engine.request import Entry, Sequence
 from server.errors import OperatorError
 from server.protocol import KeyShare
@@ -64,59 +64,16 @@ class Policy(Protocol):
     def shares(self) -> list[KeyShare]: ...
 
 
-_order: Callable[[Entry], int] = attrgetter("order")
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "fair": Fair,
+    "fcfs": Fcfs,
+    "priority": StrictPriority,
+    "shortest-prompt": ShortestPrompt,
+}
 
 
-class Fcfs:
-    """First come, first served: by the time of submission, also where a long prompt took longer to tokenise than a later one."""
-
-    def __init__(self) -> None:
-        self._queue: list[Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._queue)
-
-    def add(self, entry: Entry) -> int:
-        ahead = bisect_left(self._queue, entry.order, key=_order)
-        insort(self._queue, entry, key=_order)
-        return ahead
-
-    def remove(self, entry: Entry) -> None:
-        del self._queue[bisect_left(self._queue, entry.order, key=_order)]
-
-    def next(self, cached: Cached) -> Entry | None:
-        return self._queue[0] if self._queue else None
-
-    def start(self, entry: Entry) -> None:
-        self.remove(entry)
-
-    def stop(self, sequence: Sequence) -> None:
-        pass
-
-    def charge(self, sequence: Sequence, *, n_prompt: int = 0, n_output: int = 0) -> None:
-        pass
-
-    def victim(self, entry: Entry, running: Collection[Sequence]) -> Sequence | None:
-        return None
-
-    def yields(self, running: Collection[Sequence]) -> Sequence:
-        return max(running, key=lambda sequence: sequence.order)
-
-    def urgency(self, sequence: Sequence) -> tuple[float, ...]:
-        return (sequence.order,)
-
-    def shares(self) -> list[KeyShare]:
-        return []
-
-
-POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": Fcfs}
-
-
-def policy_named(name: str) -> Policy:
-    """Make the policy called `name`.
+def policy_named(name: str, *, max_preemptions: int = 3) -> Policy:
+    """Make the policy called `name`. Nobody is put aside for another's sake more than `max_preemptions` times.
 
     Raises:
         OperatorError: there is none of that name.
@@ -124,4 +81,4 @@ def policy_named(name: str) -> Policy:
     if name not in POLICIES:
         names = ", ".join(sorted(POLICIES))
         raise OperatorError(f"there is no scheduling policy called {name!r}", hint=f"use --policy with one of: {names}")
-    return POLICIES[name]()
+    return POLICIES[name](max_preemptions)

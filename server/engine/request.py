@@ -144,6 +144,10 @@ class PutAside:
     def deadline(self) -> float:
         return self.sequence.deadline
 
+    @property
+    def paused(self) -> bool:
+        return self.sequence.paused
+
 
 Entry = WaitingRequest | PutAside
 """What a queue holds."""

@@ -1,0 +1,106 @@
+"""Minimum shares of the classes: the highest that waits goes first, and who is passed by saves up for a turn. Knows no queues.
+
+Of all that is served, a class that waits saves its share, and once it has saved what its next request is expected to cost, that one
+goes before the higher classes' (deficit round robin, Shreedhar and Varghese 1995, between strict priorities). So with all three
+waiting at all times they are served 16 : 4 : 1; with less of it, a higher class finds nothing of the lower ones in its way but what they
+are owed: a burst of `MOST_SAVED` at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import get_args
+
+from server.requests import Priority
+
+CLASSES: tuple[Priority, ...] = get_args(Priority)
+RANKS = {name: rank for rank, name in enumerate(CLASSES)}
+"""0 = most urgent."""
+WEIGHTS = (16, 4, 1)
+SHARES = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)
+MOST_SAVED = 8192.0
+"""Weighted tokens. It is saved up only where no slot becomes free; more would let a low class hold up a high one for long."""
+TURN = 128.0
+"""Prompt tokens that are owed to a running prompt of a lower class before it goes once ahead of the higher ones'."""
+MOST_TURNS = 4 * TURN
+
+
+def _zeros() -> list[float]:
+    return [0.0] * len(CLASSES)
+
+
+@dataclass(slots=True)
+class Paid:
+    """One running request's account with its class."""
+
+    rank: int
+    overtook: bool = False
+    """It started before a higher class that waited."""
+    left: float = 0.0
+    """What was set aside for it and is not used up."""
+
+
+@dataclass(slots=True)
+class Credits:
+    """What each class is owed, in weighted tokens; negative: it took more than its share while a higher class waited."""
+
+    saved: list[float] = field(default_factory=_zeros)
+    steps: list[float] = field(default_factory=_zeros)
+    """The same in small: what prompts that run are owed of the steps."""
+
+    def copy(self) -> Credits:
+        return Credits(self.saved.copy(), self.steps.copy())
+
+    def due(self, waiting: Seq[bool], price: Callable[[int], float]) -> int | None:
+        """The class that goes next; `price` is what the next one of a class is expected to cost."""
+        first = next((rank for rank, waits in enumerate(waiting) if waits), None)
+        if first is None:
+            return None
+        for rank in range(first + 1, len(CLASSES)):
+            if waiting[rank] and self.saved[rank] > 0 and self.saved[rank] >= min(price(rank), MOST_SAVED):
+                return rank
+        return first
+
+    def start(self, rank: int, cost: float, waiting: Seq[bool]) -> Paid:
+        if not any(waiting[:rank]):
+            return Paid(rank)
+        self.saved[rank] -= cost
+        return Paid(rank, overtook=True, left=cost)
+
+    def stop(self, paid: Paid) -> None:
+        self.saved[paid.rank] += paid.left
+        paid.left = 0.0
+
+    def charge(self, paid: Paid, cost: float, waiting: Seq[bool], running: Seq[bool]) -> None:
+        """`cost` was served. Everybody who waits saves a share of it; whose it was pays, where it has not yet."""
+        used = min(cost, paid.left)
+        paid.left -= used
+        self._pay(paid, cost - used, pressed=any(waiting[: paid.rank]))
+        for rank in range(1, len(CLASSES)):
+            share = SHARES[rank] * cost
+            if waiting[rank]:
+                self.saved[rank] = min(MOST_SAVED, self.saved[rank] + share)
+            if running[rank]:
+                mine = cost if rank == paid.rank else 0.0
+                self.steps[rank] = max(-MOST_TURNS, min(MOST_TURNS, self.steps[rank] + share - mine))
+
+    def _pay(self, paid: Paid, cost: float, *, pressed: bool) -> None:
+        saved = self.saved[paid.rank]
+        if pressed and paid.overtook:
+            saved -= cost
+        elif saved >= 0:
+            saved = max(0.0, saved - cost)
+        elif not pressed:
+            saved = min(0.0, saved + cost)  # nobody above waited for it: it pays a debt back
+        self.saved[paid.rank] = saved
+
+    def idle(self, rank: int) -> None:
+        """Nothing of the class is in work: what it was owed is void."""
+        self.saved[rank] = min(0.0, self.saved[rank])
+        self.steps[rank] = min(0.0, self.steps[rank])
+
+    def owes_step(self, rank: int) -> bool:
+        """Whether a running prompt of the class goes before those of higher ones now."""
+        return self.steps[rank] >= TURN
