@@ -209,7 +209,7 @@ class Settings:
     ssl_key_file: str | None = option(None, "--ssl-key-file", group="server", metavar="FILE", help="TLS private key (PEM)")
     ssl_cert_file: str | None = option(None, "--ssl-cert-file", group="server", metavar="FILE", help="TLS certificate (PEM)")
     metrics: bool = option(True, "--metrics", group="server", help="serve /metrics")
-    slots: bool = option(True, "--slots", group="server", help="serve /slots")
+    slots: bool = option(True, "--slots", group="server", help="serve /slots and /queue")
     sse_ping_interval: float = option(
         15.0, "--sse-ping-interval", group="server", metavar="S", help="seconds of silence after which a stream gets a comment line"
     )

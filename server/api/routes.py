@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server.api.native import admin, completion, page, props, status, tokens
+from server.api.native import admin, completion, page, props, queue, status, tokens
 from server.api.openai import chat, completions, models
 
 
@@ -16,6 +16,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/health", status.health),
         web.get("/metrics", status.metrics),
         web.get("/slots", status.slots),
+        web.get("/queue", queue.queue),
         web.get("/props", props.props),
         web.get("/licenses", admin.licenses),
         web.post("/quit", admin.quit_program),

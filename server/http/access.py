@@ -13,7 +13,7 @@ from server.pipes import printable
 
 log = logging.getLogger("capsule.access")
 
-_POLLED = frozenset({"/health", "/v1/health", "/metrics", "/slots"})
+_POLLED = frozenset({"/health", "/v1/health", "/metrics", "/slots", "/queue"})
 
 
 class AccessLogger(AbstractAccessLogger):

@@ -40,7 +40,7 @@ class AppContext:
     draining: bool = False
     """Set at shutdown: what runs may finish, nothing new is taken."""
     n_open: int = 0
-    """Requests that have been taken and not been answered to the end, without those that only look (/health, /metrics, /slots)."""
+    """Requests that have been taken and not been answered to the end, without those that only look (/health, /metrics, /slots, /queue)."""
 
 
 CONTEXT = web.AppKey("context", AppContext)

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import OperatorError
+from server.requests import Priority
 
 log = logging.getLogger("capsule.http")
 
-CLASSES = ("interactive", "normal", "batch")
+CLASSES: tuple[Priority, ...] = ("interactive", "normal", "batch")
 """From the most urgent to the least."""
 LIMITS = {"running": 1, "queued": 0, "tpm": 1}
 """Limit of a key -> its least value."""
@@ -50,7 +51,7 @@ class ApiKey:
         """What keys of the same name have in common."""
         return self.weight, self.max_class, self.running, self.queued, self.tpm
 
-    def allows(self, priority: str) -> bool:
+    def allows(self, priority: Priority) -> bool:
         return CLASSES.index(priority) >= CLASSES.index(self.max_class)
 
 

@@ -19,6 +19,7 @@ from server.protocol import (
     Loading,
     ModelInfo,
     Prefilled,
+    Queue,
     Queued,
     Slots,
     Started,
@@ -59,6 +60,8 @@ class Runner(Protocol):
     async def detokenize(self, tokens: list[int]) -> str: ...
 
     async def slots(self) -> Slots: ...
+
+    async def queue(self, most: int = 1000) -> Queue: ...
 
 
 class Renderer(Protocol):

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from server.errors import CapsuleError, ClientError, ContextSizeExceeded, RunnerDied, ServerBusy
+import msgspec
+
+from server.errors import CapsuleError, ClientError, ContextSizeExceeded, DeadlineExceeded, RunnerDied, ServerBusy
 from server.protocol import Failed
 
 
 def error_of(failed: Failed) -> CapsuleError:
     """The error class that stands for a `Failed` message; a new instance each time."""
+    retry_after = failed.retry_after_s or 1.0
     match failed.kind:
         case "invalid":
             return ClientError(failed.message, param=failed.param)
         case "context":
             return ContextSizeExceeded(failed.n_prompt_tokens, failed.n_ctx)
         case "busy":
-            return ServerBusy(failed.message)
+            return ServerBusy(failed.message, retry_after=retry_after)
+        case "timeout":
+            return DeadlineExceeded(failed.message, retry_after=retry_after)
         case "died":
             return RunnerDied(failed.message)
         case _:
             return CapsuleError(failed.message, param=failed.param)
+
+
+def with_retry(failed: Failed, seconds: float) -> Failed:
+    """A passing failure that does not say when to come again says `seconds`."""
+    if failed.kind not in ("busy", "timeout") or failed.retry_after_s is not None:
+        return failed
+    return msgspec.structs.replace(failed, retry_after_s=seconds)
 
 
 class Backoff:

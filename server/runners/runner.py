@@ -33,9 +33,11 @@ from server.protocol import (
     Failed,
     Fatal,
     GenerationRequest,
+    GetQueue,
     GetSlots,
     Loading,
     ModelInfo,
+    Queue,
     Ready,
     RunnerSettings,
     Slots,
@@ -45,7 +47,7 @@ from server.protocol import (
     Tokenize,
     Tokens,
 )
-from server.runners.failures import Backoff, error_of
+from server.runners.failures import Backoff, error_of, with_retry
 from server.runners.flow import FlowLimits
 from server.runners.generation import Generation
 from server.runners.process import Delivery, Ended, RunnerProcess, launch
@@ -55,7 +57,7 @@ log = logging.getLogger("capsule.runner")
 MAX_BACKLOG_BYTES = 256 * 1024 * 1024
 """With more than this unread by the child, new requests are refused."""
 
-R = TypeVar("R", Tokens, Text, Slots)
+R = TypeVar("R", Tokens, Text, Slots, Queue)
 
 
 class State(enum.Enum):
@@ -235,7 +237,7 @@ class Runner:
                 for event in events:
                     generation = self._open.get(event.id)
                     if generation is not None:  # else: cancelled meanwhile
-                        generation.push(event)
+                        generation.push(with_retry(event, stats.retry_after_s) if isinstance(event, Failed) else event)
             case Loading():
                 self.loading = message
             case Ready(info):
@@ -256,7 +258,7 @@ class Runner:
             case _:
                 self._answer(message)
 
-    def _answer(self, message: Tokens | Text | Slots | Failed) -> None:
+    def _answer(self, message: Tokens | Text | Slots | Queue | Failed) -> None:
         waiting = self._queries.pop(message.id, None)
         if waiting is None or waiting.done():
             return
@@ -299,6 +301,10 @@ class Runner:
 
     async def slots(self, *, timeout: float = 30.0) -> Slots:
         return await self._query(Slots, GetSlots, timeout)
+
+    async def queue(self, most: int = 1000, *, timeout: float = 30.0) -> Queue:
+        """Who waits: the next `most` of them, and numbers about all."""
+        return await self._query(Queue, lambda id: GetQueue(id, most), timeout)
 
     async def _query(self, kind: type[R], make: Callable[[int], Command], timeout: float) -> R:
         """Ask the process something.

@@ -39,6 +39,7 @@ def _refused(argv: list[str], environment: dict[str, str] | None = None, embedde
         ["--policy", "luck"],
         ["--drain-timeout", "-1"],
         ["--n-predict", "-2"],
+        ["--trusted-proxy", "proxy.local"],
     ],
 )
 def test_values_out_of_range(argv: list[str]) -> None:
@@ -48,6 +49,7 @@ def test_values_out_of_range(argv: list[str]) -> None:
 
 def test_the_source_of_a_wrong_value_is_named() -> None:
     assert "CAPSULE_PORT" in _refused([], {"CAPSULE_PORT": "99999"})
+    assert "CAPSULE_TRUSTED_PROXY" in _refused([], {"CAPSULE_TRUSTED_PROXY": "10.0.0.0/40"})
     assert "inside the file: --temp" in _refused([], embedded=["--temp", "-1"])
 
 

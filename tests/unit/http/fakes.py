@@ -17,9 +17,12 @@ from server.protocol import (
     Fatal,
     Finished,
     GenerationRequest,
+    KeyShare,
     Loading,
     ModelInfo,
+    Queue,
     Queued,
+    QueuedRequest,
     Slots,
     SlotState,
     Started,
@@ -149,6 +152,18 @@ class FakeRunner:
     async def slots(self) -> Slots:
         busy = SlotState(id=0, n_ctx=2048, state="decode", request=9, n_prompt_tokens=5, n_decoded=2, n_kv_tokens=7)
         return Slots(1, (busy, SlotState(id=1, n_ctx=2048, state="idle")), 0)
+
+    async def queue(self, most: int = 1000) -> Queue:
+        waiting = (
+            QueuedRequest(id=4, position=0, priority="interactive", key="key 1", n_prompt_tokens=50, waited_s=1.5, eta_s=0.5),
+            QueuedRequest(id=7, position=1, priority="batch", key="key 2", n_prompt_tokens=60, waited_s=9.0, is_preempted=True),
+            QueuedRequest(id=8, position=2, priority="batch", key="key 3", n_prompt_tokens=70, waited_s=0.1),
+        )
+        keys = tuple(KeyShare(key=f"key {i}", n_running=i, n_waiting=1, served=10.0 * i) for i in (1, 2, 3))
+        return Queue(
+            id=1, policy="fair", waiting=waiting[:most], keys=keys, n_running=6, n_waiting=3, n_waiting_tokens=180,
+            prompt_rate=200.0, generation_rate=50.0, finish_rate=0.5,
+        )  # fmt: skip
 
 
 class FakeRenderer:

@@ -37,6 +37,20 @@ def test_the_lines_of_a_file(tmp_path: Path) -> None:
     ]
 
 
+def test_limits_follow_in_any_order(tmp_path: Path) -> None:
+    text = "a== tpm=60000 running=8\nb team 2 batch - queued=0 running=1 tpm=1\nc\nd team 2 batch admin running=1 tpm=1 queued=0\n"
+    keys = read_key_file(write(tmp_path / "keys", text))
+    assert [(k.name, k.running, k.queued, k.tpm) for k in keys] == [
+        ("line 1", 8, None, 60000),
+        ("team", 1, 0, 1),
+        ("line 3", None, None, None),
+        ("team", 1, 0, 1),
+    ]
+    assert keys[3].admin and not keys[1].admin, "one account, but only one of its keys is an admin's"
+    ring = KeyRing((), tmp_path / "keys")
+    assert ring.n_accounts == 3 and ring.find("a==") == keys[0]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -50,6 +64,17 @@ def test_the_lines_of_a_file(tmp_path: Path) -> None:
         "k n 1 urgent",
         "k n 1 batch root",
         "k n 1 batch admin x",
+        "k running=0",
+        "k queued=-1",
+        "k tpm=0",
+        "k tpm=1e3",
+        "k tpm=\u0663",
+        "k tpm=",
+        "k tpm=1 tpm=1",
+        "k tpm=1 name",
+        "k name runing=1",
+        "k team 1\nother team 2",
+        "k team queued=1\nother team",
         "k\nk",
         b"\xff\xfe",
     ],
