@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.bench.common import ROOT
 
-ORDER = ("bench_single", "bench_streams", "bench_workloads", "step_overhead", "bench_tiny", "bench_start")
+ORDER = ("bench_single", "bench_streams", "bench_workloads", "bench_speculation", "step_overhead", "bench_tiny", "bench_start")
 
 
 def main() -> int:
