@@ -17,7 +17,8 @@ CapsuleError                      500 server_error
 │   ├── DeadlineExceeded          503                            its own time limit passed before it could start
 │   ├── RateLimited               429 rate_limit_error           a limit of this API key
 │   ├── ShuttingDown              503
-│   └── RunnerDied                503                            the model's process ended under a request
+│   ├── RunnerDied                503                            the model's process ended under a request
+│   └── RunnerStalled             503                            the model's process hangs
 └── OperatorError                 never sent to clients: one sentence and a way out, exit code 2
 """
 
@@ -195,6 +196,10 @@ class ShuttingDown(Unavailable):
 
 class RunnerDied(Unavailable):
     code = "runner_died"
+
+
+class RunnerStalled(Unavailable):
+    code = "runner_stalled"
 
 
 class OperatorError(CapsuleError):

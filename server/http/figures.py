@@ -52,4 +52,7 @@ class EngineCollector(Collector):
         for name, (metric, help) in _COUNTERS.items():
             yield CounterMetricFamily(f"capsule_{metric}", help, getattr(stats, name))
         yield GaugeMetricFamily("capsule_runner_up", "1 while the model can serve", float(self._runner.state.name == "READY"))
+        yield GaugeMetricFamily(
+            "capsule_last_step_age_seconds", "Since the last step, while somebody waits for one", self._runner.step_age_s
+        )
         yield CounterMetricFamily("capsule_runner_restarts", "Times the model's process was started again", self._runner.restarts)

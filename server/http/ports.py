@@ -53,6 +53,16 @@ class Runner(Protocol):
         """Its member's name is one of LOADING, READY, RESTARTING, FAILED, STOPPED."""
         ...
 
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the engine's last step; 0 while nobody waits for one."""
+        ...
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the process has done nothing at all for minutes, although it has work; needs to be asked every now and then."""
+        ...
+
     def generate(self, request: GenerationRequest) -> Generation: ...
 
     async def tokenize(self, content: str | list[int | str], add_special: bool = False, parse_special: bool = True) -> Tokens: ...

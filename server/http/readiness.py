@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.errors import ModelLoading, RunnerDied, ShuttingDown, Unavailable
+from server.errors import ModelLoading, RunnerDied, RunnerStalled, ShuttingDown, Unavailable
 from server.http.context import AppContext
 from server.protocol import ModelInfo
 
@@ -12,6 +12,8 @@ def hindrance(context: AppContext) -> Unavailable | None:
     runner = context.runner
     state = "STOPPED" if context.draining else runner.state.name
     match state:
+        case "READY" if runner.stalled:
+            return RunnerStalled(f"the model's process has done nothing for {runner.step_age_s:.0f} s", retry_after=60.0)
         case "READY":
             return None
         case "LOADING":

@@ -61,6 +61,11 @@ class Generation(AsyncIterator[Progress]):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._wakeup: asyncio.Future[None] | None = None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the runner was asked to hold it, since its consumer is slow."""
+        return self._paused
+
     # ---- the consumer's side ---------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import itertools
 import logging
 import time
@@ -39,6 +38,7 @@ from server.protocol import (
     ModelInfo,
     Queue,
     Ready,
+    Resume,
     RunnerSettings,
     Slots,
     Step,
@@ -51,6 +51,8 @@ from server.runners.failures import Backoff, error_of, with_retry
 from server.runners.flow import FlowLimits
 from server.runners.generation import Generation
 from server.runners.process import Delivery, Ended, RunnerProcess, launch
+from server.runners.state import State as State
+from server.runners.watch import StepWatch
 
 log = logging.getLogger("capsule.runner")
 
@@ -58,16 +60,6 @@ MAX_BACKLOG_BYTES = 256 * 1024 * 1024
 """With more than this unread by the child, new requests are refused."""
 
 R = TypeVar("R", Tokens, Text, Slots, Queue)
-
-
-class State(enum.Enum):
-    LOADING = "loading"
-    READY = "ready"
-    RESTARTING = "restarting"
-    """A process died; waiting to start the next one, or it is loading."""
-    FAILED = "failed"
-    """The model cannot be served (`fatal` says why); not tried again."""
-    STOPPED = "stopped"
 
 
 class Runner:
@@ -105,6 +97,7 @@ class Runner:
         self._born_at = clock()
         self._ready_at: float | None = None
         self._due_at = 0.0
+        self._watch = StepWatch(clock)
         self._ids = itertools.count(1)
         self._open: dict[int, Generation] = {}
         self._idle = asyncio.Event()
@@ -132,6 +125,16 @@ class Runner:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the engine's last step; 0 while nobody waits for one."""
+        return self._watch.age if self._state is State.READY and any(not g.is_paused for g in self._open.values()) else 0.0
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the process has hung for minutes; needs to be asked every now and then."""
+        return self._process is not None and self.step_age_s > 0 and self._watch.is_stalled(self._process.cpu_seconds())
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -234,6 +237,7 @@ class Runner:
         match message:
             case Step(events, stats):
                 self.stats = stats
+                self._watch.stepped(stats.n_steps)
                 for event in events:
                     generation = self._open.get(event.id)
                     if generation is not None:  # else: cancelled meanwhile
@@ -338,6 +342,8 @@ class Runner:
             raise ServerBusy("the model's process is behind with taking requests", retry_after=5.0)
         id = next(self._ids)
         self._send(Submit(id, generation.request))
+        if self.step_age_s == 0:
+            self._watch.began()
         self._open[id] = generation
         self._idle.clear()
         return id
@@ -350,6 +356,8 @@ class Runner:
 
     def command(self, command: Command) -> None:
         """For `Generation`: pace or cancel it."""
+        if isinstance(command, Resume):
+            self._watch.began()
         if self._process is not None:
             self._process.send(command)
 

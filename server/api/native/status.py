@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from server.api.respond import json_response
-from server.errors import NotFound, Unavailable
+from server.errors import NotFound, RunnerStalled, Unavailable
 from server.http.context import CONTEXT, AppContext
 from server.http.errors import error_response
 from server.http.metrics import CONTENT_TYPE
@@ -20,13 +20,17 @@ async def health(request: web.Request) -> web.Response:
     why = hindrance(context)
     nonce: dict[str, Any] = {"nonce": context.nonce} if context.nonce else {}
     if why is None:
-        return json_response({"status": "ok", **nonce})
-    return error_response(why, **_state(context), **nonce)
+        age = context.runner.step_age_s
+        working = {"last_step_age_seconds": round(age, 1)} if age >= 1 else {}
+        return json_response({"status": "ok", **working, **nonce})
+    return error_response(why, **_state(context, why), **nonce)
 
 
-def _state(context: AppContext) -> dict[str, Any]:
+def _state(context: AppContext, why: Unavailable) -> dict[str, Any]:
     if context.draining:
         return {"status": "draining"}
+    if isinstance(why, RunnerStalled):
+        return {"status": "stalled", "last_step_age_seconds": round(context.runner.step_age_s, 1)}
     state = context.runner.state.name
     if state != "LOADING" and (state != "RESTARTING" or context.runner.loading.progress == 0):
         return {"status": state.lower()}

@@ -44,6 +44,19 @@ async def test_health_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.asyncio
+async def test_health_tells_of_a_model_that_hangs() -> None:
+    async with running() as live:
+        live.runner.step_age_s = 90.04
+        assert (await live.get("/health")) == (200, {"status": "ok", "last_step_age_seconds": 90.0, "nonce": "nonce"})
+        live.runner.stalled = True
+        status, reply = await live.get("/health")
+        assert status == 503 and (reply["status"], reply["last_step_age_seconds"]) == ("stalled", 90.0)
+        assert reply["error"]["code"] == "runner_stalled"
+        status, reply = await live.post("/v1/completions", {"prompt": "x"})
+        assert status == 503 and reply["error"]["code"] == "runner_stalled" and not live.runner.requests
+
+
+@pytest.mark.asyncio
 async def test_models() -> None:
     async with running() as live:
         for path in ("/v1/models", "/models"):

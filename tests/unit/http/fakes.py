@@ -128,6 +128,8 @@ class FakeRunner:
         self.stats = EngineStats(n_running=1, n_waiting=2, kv_used_tokens=30, kv_total_tokens=8192, n_prompt_tokens=7, n_predicted_tokens=9)
         self.fatal: Fatal | None = None
         self.restarts = 0
+        self.step_age_s = 0.0
+        self.stalled = False
         self.script: Script = says("Hel", "lo")
         self.refusal: Exception | None = None
         self.requests: list[GenerationRequest] = []

@@ -35,7 +35,7 @@ def say(message: p.Message) -> None:
 
 
 def step(*events: p.Event) -> None:
-    say(p.Step(events, p.EngineStats(n_steps=1, n_running=len(open_ids))))
+    say(p.Step(events, p.EngineStats(n_steps=1, n_running=len(open_ids), retry_after_s=7.0)))
 
 
 def finished(id: int, reason: p.FinishReason, n: int) -> p.Finished:
@@ -138,6 +138,13 @@ def main() -> None:
                     say(p.Failed(id, "invalid", "no", "content") if content == "bad" else p.Tokens(id, tuple(data), (data,)))
                 case p.Detokenize(id, tokens):
                     say(p.Text(id, bytes(tokens).decode()))
+                case p.GetQueue(id, most):
+                    say(
+                        p.Queue(
+                            id=id, policy="fair", waiting=(), keys=(), n_running=0, n_waiting=most, n_waiting_tokens=0,
+                            prompt_rate=0.0, generation_rate=0.0, finish_rate=0.0,
+                        )
+                    )  # fmt: skip
                 case p.GetSlots(id):
                     os.kill(os.getpid(), signal.SIGKILL) if (home / "die-on-slots").exists() else say(p.Slots(id, (), 3))
 

@@ -13,6 +13,7 @@ from server.errors import (
     CapsuleError,
     ClientError,
     ContextSizeExceeded,
+    DeadlineExceeded,
     ModelLoading,
     OperatorError,
     RunnerDied,
@@ -52,7 +53,14 @@ async def test_a_second_terminal_event_is_not_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("invalid", ClientError), ("context", ContextSizeExceeded), ("busy", ServerBusy), ("internal", CapsuleError), ("died", RunnerDied)],
+    [
+        ("invalid", ClientError),
+        ("context", ContextSizeExceeded),
+        ("busy", ServerBusy),
+        ("timeout", DeadlineExceeded),
+        ("internal", CapsuleError),
+        ("died", RunnerDied),
+    ],
 )
 async def test_failures_are_raised_as_their_class(tmp_path: Path, kind: str, error: type[CapsuleError]) -> None:
     async with running(tmp_path) as runner:
@@ -65,6 +73,8 @@ async def test_failures_are_raised_as_their_class(tmp_path: Path, kind: str, err
                 assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (9, 5)
             elif kind == "invalid":
                 assert caught.value.param == "prompt"
+            elif isinstance(caught.value, ServerBusy | DeadlineExceeded):
+                assert caught.value.retry_after == 7.0, "as the engine reckons"
             with pytest.raises(StopAsyncIteration):
                 await anext(events)
         assert await text_of(runner, "count 1") == "0 "
@@ -214,6 +224,7 @@ async def test_queries(tmp_path: Path) -> None:
         assert (await runner.tokenize("é")).tokens == (0xC3, 0xA9)
         assert await runner.detokenize([0x68, 0x69]) == "hi"
         assert (await runner.slots()).n_waiting == 3
+        assert (await runner.queue(5)).n_waiting == 5
         with pytest.raises(ClientError) as caught:
             await runner.tokenize("bad")
         assert caught.value.param == "content"
