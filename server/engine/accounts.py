@@ -40,26 +40,21 @@ class Account:
     n_waiting: int = 0
     served: float = 0.0
 
-    @property
-    def at_limit(self) -> bool:
-        return 0 < self.max_running <= self.n_running
-
 
 class Accounts:
     """All keys'. What a key may is what its latest request says: the key file may have been read again."""
 
     def __init__(self) -> None:
+        self.at_limit: set[str] = set()
+        """Keys of which no more may run now."""
         self._by_key: dict[str, Account] = {}
-
-    def at_limit(self, key: str) -> bool:
-        account = self._by_key.get(key)
-        return account is not None and account.at_limit
 
     def waits(self, flow: Flow) -> Account:
         """One more of the key's requests waits."""
         account = self._by_key.setdefault(flow.key, Account())
         account.weight, account.max_running = flow.weight, flow.max_running
         account.n_waiting += 1
+        self._changed(flow.key, account)
         return account
 
     def withdrawn(self, key: str) -> None:
@@ -70,9 +65,12 @@ class Accounts:
         account = self._by_key[key]
         account.n_waiting -= 1
         account.n_running += 1
+        self._changed(key, account)
 
     def stops(self, key: str) -> None:
-        self._by_key[key].n_running -= 1
+        account = self._by_key[key]
+        account.n_running -= 1
+        self._changed(key, account)
         self._forget(key)
 
     def charge(self, key: str, cost: float) -> None:
@@ -84,6 +82,12 @@ class Accounts:
             KeyShare(key=key, n_running=account.n_running, n_waiting=account.n_waiting, served=account.served)
             for key, account in self._by_key.items()
         ]
+
+    def _changed(self, key: str, account: Account) -> None:
+        if 0 < account.max_running <= account.n_running:
+            self.at_limit.add(key)
+        else:
+            self.at_limit.discard(key)
 
     def _forget(self, key: str) -> None:
         account = self._by_key[key]

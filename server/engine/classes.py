@@ -27,6 +27,10 @@ TURN = 128.0
 MOST_TURNS = 4 * TURN
 
 
+_ROUNDING = 1e-6
+"""Shares are added up in another order when the future is played through."""
+
+
 def _zeros() -> list[float]:
     return [0.0] * len(CLASSES)
 
@@ -49,8 +53,14 @@ class Credits:
     saved: list[float] = field(default_factory=_zeros)
     steps: list[float] = field(default_factory=_zeros)
     """The same in small: what prompts that run are owed of the steps."""
+    _spent: list[float] = field(default_factory=_zeros)
+    """What each class was served since the last `settle`, and of that what was set aside before, and what overtakers took beyond."""
+    _set_aside: list[float] = field(default_factory=_zeros)
+    _overdrawn: list[float] = field(default_factory=_zeros)
+    _is_settled: bool = True
 
     def copy(self) -> Credits:
+        """Of one that is settled."""
         return Credits(self.saved.copy(), self.steps.copy())
 
     def due(self, waiting: Seq[bool], price: Callable[[int], float]) -> int | None:
@@ -59,7 +69,8 @@ class Credits:
         if first is None:
             return None
         for rank in range(first + 1, len(CLASSES)):
-            if waiting[rank] and self.saved[rank] > 0 and self.saved[rank] >= min(price(rank), MOST_SAVED):
+            saved = self.saved[rank] + _ROUNDING
+            if waiting[rank] and saved > 1 and saved >= min(price(rank), MOST_SAVED):
                 return rank
         return first
 
@@ -73,28 +84,42 @@ class Credits:
         self.saved[paid.rank] += paid.left
         paid.left = 0.0
 
-    def charge(self, paid: Paid, cost: float, waiting: Seq[bool], running: Seq[bool]) -> None:
-        """`cost` was served. Everybody who waits saves a share of it; whose it was pays, where it has not yet."""
-        used = min(cost, paid.left)
-        paid.left -= used
-        self._pay(paid, cost - used, pressed=any(waiting[: paid.rank]))
-        for rank in range(1, len(CLASSES)):
-            share = SHARES[rank] * cost
-            if waiting[rank]:
-                self.saved[rank] = min(MOST_SAVED, self.saved[rank] + share)
-            if running[rank]:
-                mine = cost if rank == paid.rank else 0.0
-                self.steps[rank] = max(-MOST_TURNS, min(MOST_TURNS, self.steps[rank] + share - mine))
+    def charge(self, paid: Paid, cost: float) -> None:
+        """`cost` was served. It takes effect with `settle`."""
+        rank = paid.rank
+        self._is_settled = False
+        self._spent[rank] += cost
+        if paid.overtook:
+            used = min(cost, paid.left)
+            paid.left -= used
+            self._set_aside[rank] += used
+            self._overdrawn[rank] += cost - used
 
-    def _pay(self, paid: Paid, cost: float, *, pressed: bool) -> None:
-        saved = self.saved[paid.rank]
-        if pressed and paid.overtook:
-            saved -= cost
-        elif saved >= 0:
-            saved = max(0.0, saved - cost)
-        elif not pressed:
-            saved = min(0.0, saved + cost)  # nobody above waited for it: it pays a debt back
-        self.saved[paid.rank] = saved
+    def settle(self, waiting: Seq[bool], running: Seq[bool]) -> None:
+        """Who has waited since the last time saves a share of all that was served, and whose it was pays. To be called before
+        anybody comes, starts, ends or is chosen."""
+        if self._is_settled:
+            return
+        total = sum(self._spent)
+        for rank in range(1, len(CLASSES)):
+            share, spent = SHARES[rank] * total, self._spent[rank]
+            if running[rank]:
+                self.steps[rank] = max(-MOST_TURNS, min(MOST_TURNS, self.steps[rank] + share - spent))
+            gained = share if waiting[rank] else 0.0
+            self.saved[rank] = min(MOST_SAVED, self._after(rank, gained, pressed=any(waiting[:rank])))
+        self._spent, self._set_aside, self._overdrawn, self._is_settled = _zeros(), _zeros(), _zeros(), True
+
+    def _after(self, rank: int, gained: float, *, pressed: bool) -> float:
+        saved, debt = self.saved[rank], self._overdrawn[rank]
+        free = self._spent[rank] - self._set_aside[rank] - debt
+        if not pressed:
+            # Nobody above waits for what it takes: that is no debt, and pays one back.
+            free += debt
+            if saved < 0:
+                return min(0.0, saved + free) + gained
+            debt = 0.0
+        # Without having overtaken anybody it can use up what it has saved, and owes nothing beyond.
+        return max(saved + gained - free, min(saved, 0.0)) - debt
 
     def idle(self, rank: int) -> None:
         """Nothing of the class is in work: what it was owed is void."""

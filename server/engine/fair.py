@@ -60,6 +60,7 @@ class Fair:
     # ---- the queue ---------------------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> int:
+        self._settle()
         flow = entry.request.flow
         account = self._accounts.waits(flow)
         root = self._classes[RANKS[entry.request.priority]]
@@ -70,12 +71,14 @@ class Fair:
         return sum(node.n_waiting for node in higher) + leaf.ahead_of(entry)
 
     def remove(self, entry: Entry) -> None:
+        self._settle()
         leaf = self._leaf(entry)
         leaf.take(entry, sum(expected_cost(entry)))
         self._accounts.withdrawn(entry.request.flow.key)
         self._tidy(leaf, RANKS[entry.request.priority])
 
     def next(self, cached: Callable[[Entry], int]) -> Entry | None:
+        self._settle()
         rank = self._credits.due(self._waiting(), self._price)
         if rank is None:
             return None
@@ -84,6 +87,7 @@ class Fair:
         return entry
 
     def start(self, entry: Entry) -> None:
+        self._settle()
         flow, rank = entry.request.flow, RANKS[entry.request.priority]
         leaf = self._leaf(entry)
         for passed in leaf.entries[: leaf.index(entry)]:
@@ -100,6 +104,7 @@ class Fair:
         self._key_changed(flow.key)
 
     def stop(self, sequence: Sequence) -> None:
+        self._settle()
         run = self._runs.pop(sequence.id)
         run.leaf.hold(-run.prompt_left - run.output_left)
         run.leaf.runs(-1)
@@ -120,16 +125,18 @@ class Fair:
             run.leaf.hold(-run.prompt_left)  # the rest was cached after all
             run.prompt_left = 0.0
         self._accounts.charge(run.key, prompt + output)
-        self._credits.charge(run.paid, prompt + output, self._waiting(), [node.n_running > 0 for node in self._classes])
+        self._credits.charge(run.paid, prompt + output)
 
     def __iter__(self) -> Iterator[Entry]:
+        self._settle()
         credits = self._credits.copy()
         walks = [Walk(root, [key for key in root.children.values() if key.is_active]) for root in self._classes]
-        none_runs = [False] * len(walks)
-        while (rank := credits.due([bool(walk) for walk in walks], lambda rank: sum(expected_cost(walks[rank].head())))) is not None:
+        waiting, none_runs = [bool(walk) for walk in walks], [False] * len(walks)
+        while (rank := credits.due(waiting, lambda rank: sum(expected_cost(walks[rank].head())))) is not None:
             entry, cost = walks[rank].take()
-            waiting = [bool(walk) for walk in walks]
-            credits.charge(credits.start(rank, cost, waiting), cost, waiting, none_runs)
+            waiting[rank] = bool(walks[rank])
+            credits.charge(credits.start(rank, cost, waiting), cost)
+            credits.settle(waiting, none_runs)
             yield entry
         for root in self._classes:  # keys at their limit go on when one of their own is over, which nobody knows
             walk = Walk(root, [key for key in root.children.values() if key.n_waiting and not key.is_active])
@@ -147,6 +154,7 @@ class Fair:
         return first_to_yield([self._candidate(sequence) for sequence in running], self._max_preemptions).sequence
 
     def urgency(self, sequence: Sequence) -> tuple[float, ...]:
+        self._settle()
         run = self._runs[sequence.id]
         rank = -1 if self._credits.owes_step(run.paid.rank) else run.paid.rank
         last = max(sequence.last_step, run.began)
@@ -171,6 +179,9 @@ class Fair:
         """Which classes have somebody who may go."""
         return [node.n_active > 0 for node in self._classes]
 
+    def _settle(self) -> None:
+        self._credits.settle(self._waiting(), [node.n_running > 0 for node in self._classes])
+
     def _price(self, rank: int) -> float:
         return sum(expected_cost(chosen(self._classes[rank].leaf().entries, _nothing)[0]))
 
@@ -183,7 +194,7 @@ class Fair:
             if weight is not None and weight != node.weight:
                 node.weight = weight
                 node.reconsider()
-            node.activate(node.n_waiting > 0 and not self._accounts.at_limit(key))
+            node.activate(node.n_waiting > 0 and key not in self._accounts.at_limit)
 
     def _tidy(self, leaf: Node, rank: int) -> None:
         leaf.tidy()

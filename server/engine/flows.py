@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import count
 from operator import attrgetter
 
@@ -32,11 +32,13 @@ class Node:
 
     __slots__ = (
         "_heap", "_idle", "_last", "_stamp", "children", "cost_waiting", "counter", "entries", "held", "is_active",
-        "n_active", "n_running", "n_waiting", "name", "parent", "turn", "weight",
+        "n_active", "n_running", "n_waiting", "name", "parent", "path", "turn", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str = "", parent: Node | None = None) -> None:
         self.name, self.parent, self.weight = name, parent, 1.0
+        self.path: tuple[Node, ...] = () if parent is None else (*parent.path, self)
+        """Key, address, session, as far as it is below them; the class is not among them, since nothing is compared with it."""
         self.counter = 0.0
         """What it was served: weighted tokens / weight."""
         self.held = 0.0
@@ -61,22 +63,14 @@ class Node:
         return self.counter + self.held / self.weight
 
     @property
-    def way_up(self) -> Iterator[Node]:
-        """It and all that it is in: session, address, key, class."""
-        node: Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-    @property
-    def path(self) -> list[Node]:
-        """The same without the class, which has no siblings to be compared with."""
-        return list(self.way_up)[:-1]
+    def root(self) -> Node:
+        """The class."""
+        return self.path[0].parent or self if self.path else self
 
     @property
     def served(self) -> tuple[float, ...]:
         """Counters from the key down: what siblings are compared by."""
-        return tuple(node.counter for node in reversed(self.path))
+        return tuple([node.counter for node in self.path])
 
     # ---- who is next -------------------------------------------------------------------------------------------
 
@@ -144,16 +138,15 @@ class Node:
     def insert(self, entry: Entry, cost: float) -> None:
         """Into a session. Keys are activated by the caller, who knows their limits; everything below them is here."""
         insort(self.entries, entry, key=by_order)
-        for node in self.way_up:
-            node._waits(1, cost)
-            if node.parent is not None and node.parent.parent is not None:
-                node.activate(True)
+        self._waits(1, cost)
+        for node in self.path[:0:-1]:
+            node.activate(True)
 
     def take(self, entry: Entry, cost: float) -> None:
         """Out of a session."""
         del self.entries[self.index(entry)]
-        for node in self.way_up:
-            node._waits(-1, -cost)
+        self._waits(-1, -cost)
+        for node in reversed(self.path):
             if not node.n_waiting:
                 node.cost_waiting = 0.0
                 node.activate(False)
@@ -162,13 +155,14 @@ class Node:
         return bisect_left(self.entries, entry.order, key=by_order)
 
     def _waits(self, n: int, cost: float) -> None:
-        self.n_waiting += n
-        self.cost_waiting += cost
+        for node in (self.root, *self.path):
+            node.n_waiting += n
+            node.cost_waiting += cost
 
     # ---- what runs ---------------------------------------------------------------------------------------------
 
     def runs(self, n: int) -> None:
-        for node in self.way_up:
+        for node in (self.root, *self.path):
             node.n_running += n
 
     def hold(self, cost: float) -> None:
@@ -185,7 +179,7 @@ class Node:
 
     def tidy(self) -> None:
         """Forget what has nothing in work: within an idle flow everything, beside it those who would be lifted anyway."""
-        for node in self.path:
+        for node in reversed(self.path):
             assert node.parent is not None
             if node.n_waiting or node.n_running:
                 return
@@ -215,7 +209,7 @@ class Node:
         """About how many of the class go before an entry of this session: by counters and mean costs."""
         n_ahead = self.index(entry)
         cost = n_ahead * self.cost_waiting / self.n_waiting
-        for node in self.path:
+        for node in reversed(self.path):
             assert node.parent is not None
             n, more = node.parent._before(node, node.due + cost / node.weight)
             n_ahead, cost = n_ahead + n, cost + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
@@ -19,14 +18,12 @@ Place = tuple[int, int]
 
 
 class Ordered:
-    """One queue for each key, since a key may be at its limit, all by one order. Finding the next costs the number of keys.
-
-    A subclass says by what, and who makes room.
-    """
+    """A queue sorted by one order; a subclass says by which, and who makes room. Finding the next costs a look at each that is
+    before it and may not go because its key is at its limit."""
 
     def __init__(self, max_preemptions: int = 3) -> None:
         self._max_preemptions = max_preemptions
-        self._queues: dict[str, list[Entry]] = {}
+        self._queue: list[Entry] = []
         self._keys: dict[int, str] = {}
         self._accounts = Accounts()
 
@@ -35,29 +32,30 @@ class Ordered:
         return 0, entry.order
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[Entry]:
         # Keys at their limit go on when one of their own is over, which nobody knows.
-        for at_limit in (False, True):
-            yield from heapq.merge(*self._some(self._queues, at_limit=at_limit), key=self.place)
+        yield from self._open(self._queue)
+        yield from self._at_limit(self._queue)
 
     def add(self, entry: Entry) -> int:
         self._accounts.waits(entry.request.flow)
-        place = self.place(entry)
-        ahead = sum(bisect_left(queue, place, key=self.place) for queue in self._queues.values())
-        insort(self._queues.setdefault(entry.request.flow.key, []), entry, key=self.place)
+        ahead = bisect_left(self._queue, self.place(entry), key=self.place)
+        self._queue.insert(ahead, entry)
         return ahead
 
     def remove(self, entry: Entry) -> None:
-        self._accounts.withdrawn(self._take(entry))
+        self._take(entry)
+        self._accounts.withdrawn(entry.request.flow.key)
 
     def next(self, cached: Callable[[Entry], int]) -> Entry | None:
-        return min((queue[0] for queue in self._some(self._queues)), key=self.place, default=None)
+        return next(self._open(self._queue), None)
 
     def start(self, entry: Entry) -> None:
-        key = self._keys[entry.id] = self._take(entry)
-        self._accounts.starts(key)
+        self._take(entry)
+        self._keys[entry.id] = entry.request.flow.key
+        self._accounts.starts(entry.request.flow.key)
 
     def stop(self, sequence: Sequence) -> None:
         self._accounts.stops(self._keys.pop(sequence.id))
@@ -82,18 +80,17 @@ class Ordered:
     def shares(self) -> list[KeyShare]:
         return self._accounts.shares()
 
-    def _some(self, queues: dict[str, list[Entry]], *, at_limit: bool = False) -> list[list[Entry]]:
-        """Those of keys that are at their limit, or of all others."""
-        return [queue for key, queue in queues.items() if self._accounts.at_limit(key) is at_limit]
+    def _open(self, entries: list[Entry]) -> Iterator[Entry]:
+        """Those of keys that may run one more."""
+        limited = self._accounts.at_limit
+        return (entry for entry in entries if entry.request.flow.key not in limited) if limited else iter(entries)
 
-    def _take(self, entry: Entry) -> str:
-        """Out of the queue; returns its key."""
-        key = entry.request.flow.key
-        queue = self._queues[key]
-        del queue[bisect_left(queue, self.place(entry), key=self.place)]
-        if not queue:
-            del self._queues[key]
-        return key
+    def _at_limit(self, entries: list[Entry]) -> Iterator[Entry]:
+        limited = self._accounts.at_limit
+        return (entry for entry in entries if entry.request.flow.key in limited)
+
+    def _take(self, entry: Entry) -> None:
+        del self._queue[bisect_left(self._queue, self.place(entry), key=self.place)]
 
 
 class Fcfs(Ordered):
@@ -127,7 +124,7 @@ class ShortestPrompt(Ordered):
 
     def __init__(self, max_preemptions: int = 3) -> None:
         super().__init__(max_preemptions)
-        self._by_age: dict[str, list[Entry]] = {}
+        self._by_age: list[Entry] = []
 
     def place(self, entry: Entry) -> Place:
         if isinstance(entry, PutAside):
@@ -138,28 +135,30 @@ class ShortestPrompt(Ordered):
         return sequence.n_pending, sequence.order
 
     def add(self, entry: Entry) -> int:
-        insort(self._by_age.setdefault(entry.request.flow.key, []), entry, key=by_order)
+        insort(self._by_age, entry, key=by_order)
         return super().add(entry)
 
     def next(self, cached: Callable[[Entry], int]) -> Entry | None:
-        oldest = self._oldest()
+        oldest = next(self._open(self._by_age), None)
         if oldest is None or oldest.n_passed >= self.MOST_PASSED:
             return oldest
-        first = islice(heapq.merge(*self._some(self._queues), key=self.place), self.WINDOW)
-        return min(first, key=lambda entry: (len(entry.tokens) - cached(entry), *self.place(entry)))
+        first = islice(self._open(self._queue), self.WINDOW)
+        return min(first, key=lambda entry: self._place_with_cache(entry, cached))
+
+    def _place_with_cache(self, entry: Entry, cached: Callable[[Entry], int]) -> Place:
+        n_prompt, order = self.place(entry)
+        return (n_prompt if isinstance(entry, PutAside) else n_prompt - cached(entry)), order
 
     def start(self, entry: Entry) -> None:
-        oldest = self._oldest()
+        oldest = next(self._open(self._by_age), None)
         if oldest is not None and oldest is not entry:
             oldest.n_passed += 1
         super().start(entry)
 
     def __iter__(self) -> Iterator[Entry]:
-        for at_limit in (False, True):
-            by_age = heapq.merge(*self._some(self._by_age, at_limit=at_limit), key=by_order)
-            by_place = heapq.merge(*self._some(self._queues, at_limit=at_limit), key=self.place)
-            gone: set[int] = set()
-            for oldest in by_age:
+        for part in (self._open, self._at_limit):
+            by_place, gone = part(self._queue), set[int]()
+            for oldest in part(self._by_age):
                 n_passed = oldest.n_passed
                 while oldest.id not in gone:
                     following = oldest if n_passed >= self.MOST_PASSED else next(entry for entry in by_place if entry.id not in gone)
@@ -167,13 +166,6 @@ class ShortestPrompt(Ordered):
                     n_passed += 1
                     yield following
 
-    def _oldest(self) -> Entry | None:
-        return min((queue[0] for queue in self._some(self._by_age)), key=by_order, default=None)
-
-    def _take(self, entry: Entry) -> str:
-        key = super()._take(entry)
-        queue = self._by_age[key]
-        del queue[bisect_left(queue, entry.order, key=by_order)]
-        if not queue:
-            del self._by_age[key]
-        return key
+    def _take(self, entry: Entry) -> None:
+        super()._take(entry)
+        del self._by_age[bisect_left(self._by_age, entry.order, key=by_order)]

@@ -39,7 +39,7 @@ def victim(leaf: Node, rank: int, running: Seq[Candidate], max_preemptions: int,
     lower = [candidate for candidate in allowed if candidate.rank > rank and not candidate.in_its_share]
     if paused or lower:
         return max(paused or lower, key=lambda candidate: (candidate.rank, candidate.served_most))
-    weights = _weights(leaf.path[::-1], [candidate for candidate in running if candidate.rank == rank])
+    weights = _weights(leaf.path, [candidate for candidate in running if candidate.rank == rank])
     over = [candidate for candidate in allowed if candidate.rank == rank and _may_swap(leaf, candidate.leaf, weights)]
     return max(over, key=lambda candidate: candidate.served_most, default=None)
 
@@ -60,7 +60,7 @@ def _may_swap(leaf: Node, other: Node, weights: Seq[float]) -> bool:
 
     So the sum of n^2 / weight falls with every change, and changes come to an end.
     """
-    for mine, theirs, total in zip(leaf.path[::-1], other.path[::-1], weights, strict=True):
+    for mine, theirs, total in zip(leaf.path, other.path, weights, strict=True):
         if mine is not theirs:
             assert mine.parent is not None
             share = mine.parent.n_running / total
@@ -73,7 +73,7 @@ def _weights(mine: Seq[Node], running: Iterable[Candidate]) -> list[float]:
     """At each level the weights of all flows beside `mine` that run something, and its own."""
     flows = [{node} for node in mine]
     for candidate in running:
-        for level, node in enumerate(candidate.leaf.path[::-1]):
+        for level, node in enumerate(candidate.leaf.path):
             if node.parent is mine[level].parent:
                 flows[level].add(node)
     return [sum(node.weight for node in level) for level in flows]

@@ -11,6 +11,11 @@ from server.protocol import GenerationRequest
 from server.requests import Flow, Priority
 
 
+def nothing(entry: Entry) -> int:
+    """Nothing is cached."""
+    return 0
+
+
 def entry(
     order: int,
     n_prompt: int = 1,
@@ -39,7 +44,7 @@ class House:
         n_slots: int = 4,
         budget: int = 64,
         max_preemptions: int = 3,
-        cached: Callable[[Entry], int] = lambda entry: 0,
+        cached: Callable[[Entry], int] = nothing,
     ) -> None:
         self.policy = policy_named(policy, max_preemptions=max_preemptions) if isinstance(policy, str) else policy
         self.n_slots, self.budget, self.cached = n_slots, budget, cached
@@ -73,7 +78,7 @@ class House:
 
     def admit_one(self) -> bool:
         full = len(self.running) >= self.n_slots
-        chosen = self.policy.next((lambda entry: 0) if full else self.cached)
+        chosen = self.policy.next(nothing if full else self.cached)
         if chosen is None:
             return False
         assert self.waiting[chosen.id] is chosen
@@ -121,10 +126,11 @@ class House:
             self.policy.charge(sequence, n_prompt=n_prompt)
         self.served[sequence.id] += n_prompt
         if sequence.n_pending == 0:
-            sequence.tokens.append(0)
-            self.policy.charge(sequence, n_output=1)
-            self.served[sequence.id] += 2
-            if sequence.n_predicted >= self.n_output[sequence.id]:
+            if sequence.wants_token:
+                sequence.tokens.append(0)
+                self.policy.charge(sequence, n_output=1)
+                self.served[sequence.id] += 2
+            if not sequence.wants_token or sequence.n_predicted >= self.n_output[sequence.id]:
                 self.policy.stop(self.running.pop(sequence.id))
                 self.ended.append(sequence.id)
 
