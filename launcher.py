@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         return _run(command, rest)
     console.prepare()
     try:
-        if command in _SETTINGS and (text := _answer(rest)) is not None:
+        if command in _SETTINGS and (text := _answer(command, rest)) is not None:
             sys.stdout.write(text)
             sys.stdout.flush()
             return 0
@@ -45,7 +45,7 @@ def _run(command: str, argv: list[str]) -> int:
     return int(importlib.import_module(f"server.commands.{command}").main(argv))
 
 
-def _answer(argv: list[str]) -> str | None:
+def _answer(command: str, argv: list[str]) -> str | None:
     """The text that `--version`, `--help` or `--licenses` asks for; None if none of them is there."""
     if "--version" in argv:
         from server import __version__
@@ -59,7 +59,7 @@ def _answer(argv: list[str]) -> str | None:
         from server import __version__
         from server.usage import help_text
 
-        return help_text(Path(sys.argv[0]).name, __version__, os.environ, _embedded())
+        return help_text(Path(sys.argv[0]).name, __version__, os.environ, _embedded(), command=command)
     return None
 
 

@@ -1,4 +1,4 @@
-"""What `--help` prints: commands, then every setting by group with its value and where that came from, 80 columns wide."""
+"""What `--help` and `chat --help` print: commands, then every setting by group with its value and where that came from, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _GROUPS = {
     "server": "Server",
     "log": "Log",
 }
+_NOT_CHAT = frozenset({"server"})
 _INTRO = """\
 {program} {version}: a language model and the server that runs it, in one file.
 
@@ -32,6 +33,19 @@ Usage: {program} [COMMAND] [FLAGS]
   --version                 the version
   --licenses                the licences of everything inside
 
+{flags}"""
+_CHAT_INTRO = """\
+{program} chat: a conversation with the model in the terminal, without a server.
+
+Usage: {program} chat [FLAGS]
+
+Every line is a turn; so are lines pasted together, and all lines between two
+lines of three quotation marks. Ctrl-C stops an answer, Ctrl-D ends the chat,
+/help lists what can be typed. From a pipe or a file the whole input is one
+turn, and the output is the answer and nothing else.
+
+{flags}"""
+_FLAGS = """\
 Write flags with - or _, as --flag VALUE or --flag=VALUE. A setting comes from
 its flag, else from the environment ({example}), else from the
 arguments inside this file, else it is the default. In brackets: the value
@@ -39,16 +53,19 @@ without flags, and where it comes from if it is not the default.
 """
 
 
-def help_text(program: str, version: str, environment: Mapping[str, str], embedded: Sequence[str] = ()) -> str:
-    """The whole text. Broken variables or embedded arguments are named at the end instead of ending the help."""
+def help_text(program: str, version: str, environment: Mapping[str, str], embedded: Sequence[str] = (), *, command: str = "serve") -> str:
+    """The whole text for `serve` or `chat`. Broken variables or embedded arguments are named at the end instead of ending the help."""
     trouble = ""
     try:
         options = checked(load([], environment, embedded))
     except OperatorError as error:
         options = load([], {})
         trouble = f"\nNot applied above: {error.message}\n"
-    parts = [_INTRO.format(program=program, version=version, example="CAPSULE_CTX_SIZE=8192")]
+    intro, left_out = (_CHAT_INTRO, _NOT_CHAT) if command == "chat" else (_INTRO, frozenset())
+    parts = [intro.format(program=program, version=version, flags=_FLAGS.format(example="CAPSULE_CTX_SIZE=8192"))]
     for group, title in _GROUPS.items():
+        if group in left_out:
+            continue
         parts.append(f"{title}\n" + "".join(_row(option, options) for option in table() if option.group == group))
     return "\n".join(parts) + trouble
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from server.commands.early import check_access
 from server.commands.report import url_lines
 from server.commands.start import Start, own_file, prepare, read_options, watched_parent
 from server.lifecycle import console, desktop, extraction
@@ -55,6 +56,7 @@ def _serve(start: Start, registration: Registration | None, stopper: Stopper) ->
     from server.runners.process import launch
 
     settings = start.options.settings
+    check_access(settings)
     listening = listen(settings.host, settings.port, explicit=start.options.origins["port"] != "default")
     process = launch(start.runner)
     try:

@@ -15,6 +15,7 @@ from models.cache import default_cache_dir
 from models.resolve import Weights, resolve
 from server.bundle_format import MAX_TEMPLATE_BYTES
 from server.checks import checked
+from server.commands.early import check_hardware
 from server.errors import OperatorError
 from server.files import open_input, reason, shown
 from server.lifecycle import extraction
@@ -63,12 +64,13 @@ def prepare(options: Options, argv: Sequence[str], environment: Mapping[str, str
     """Find the weights and merge in the arguments stored with them. `options` are those of `read_options`.
 
     Raises:
-        OperatorError: there are no usable weights, or something stored with them cannot be.
+        OperatorError: there are no usable weights, something stored with them cannot be used, or this build lacks the hardware asked for.
     """
     cache_dir = default_cache_dir()
     weights = resolve(options.settings.model, executable=executable(), cache_dir=cache_dir)
     if weights.args:
         options = checked(load(argv, environment, weights.args))
+    check_hardware(options.settings)
     return Start(options, weights, _template(options, weights), _runner_settings(options.settings, weights, cache_dir))
 
 

@@ -16,12 +16,14 @@ from server.http.hosts import HostPort, Rules, parse_host
 RULES = web.AppKey("host_rules", Rules)
 _ORIGIN: web.RequestKey[str] = web.RequestKey("allowed_origin", str)
 
+SERVER = "Capsule"
+"""What responses say of the program; never the versions of its parts."""
 SAME_ORIGIN_ONLY = frozenset({"/", "/quit", "/favicon.ico"})
 """Not part of the API: no other origin has business here."""
 
 _ALLOWED_HEADERS = re.compile(
     r"(authorization|content-type|accept|accept-language|cache-control|user-agent|x-api-key|api-key|http-referer|x-title|x-request-id"
-    r"|x-requested-with|idempotency-key|openai-[a-z0-9-]+|anthropic-[a-z0-9-]+|x-stainless-[a-z0-9-]+)"
+    r"|x-requested-with|x-priority|x-session-id|x-request-timeout|idempotency-key|openai-[a-z0-9-]+|anthropic-[a-z0-9-]+|x-stainless-[a-z0-9-]+)"
 )
 _SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin", "Vary": "Origin"}
 
@@ -41,6 +43,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Signal handler: every response, errors and streams too, carries the headers for its origin."""
+    response.headers["Server"] = SERVER
     for name, value in _SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
     origin = request.get(_ORIGIN)

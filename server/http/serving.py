@@ -21,6 +21,7 @@ from server.http.access import AccessLogger
 from server.http.access import log as access_log
 from server.http.context import AppContext
 from server.http.errors import error_body, log_failure
+from server.http.guard import SERVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,9 @@ class _Connection(RequestHandler):
             error = CapsuleError("the server failed at this request; its log says where")
             log_failure("a connection", exc or RuntimeError())
         status = 431 if isinstance(exc, LineTooLong) else status
-        response = web.Response(status=status, body=msgspec.json.encode(error_body(error)), content_type="application/json")
+        response = web.Response(
+            status=status, body=msgspec.json.encode(error_body(error)), content_type="application/json", headers={"Server": SERVER}
+        )
         response.force_close()
         return response
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from server.locks import lock
 
+_YOUNG_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -57,9 +59,10 @@ class Registration:
         """Become the instance that others find. False: another process is it (or nothing can be written)."""
         if self._held is None:
             with contextlib.suppress(OSError):
-                self._held = lock(self._lock)
+                self._held = _lock_in_place(self._lock)
             if self._held is not None:
                 self._forget()
+                _sweep(self._lock)
         return self._held is not None
 
     def publish(self, running: Running) -> None:
@@ -79,7 +82,7 @@ class Registration:
         """Not to be found any more. May be called again."""
         if self._held is not None:
             self._forget()
-            os.close(self._held)
+            _remove(self._lock, self._held)
             self._held = None
 
     def find(self, wait_s: float = 10.0) -> Running | None:
@@ -117,8 +120,46 @@ class Registration:
             return None
 
     def _forget(self) -> None:
+        _unlink(self._state)
+
+
+def _lock_in_place(path: Path, *, create: bool = True) -> int | None:
+    """As `lock`, and what is locked is what others find at `path`: not a file that was removed between being opened and locked."""
+    while (descriptor := lock(path, create=create)) is not None:
+        if sys.platform == "win32":  # no file that is open can be removed there
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)
+    return None
+
+
+def _remove(path: Path, descriptor: int) -> None:
+    """Remove a lock file that `_lock_in_place` has locked, and unlock it: nobody else can be relying on it."""
+    if sys.platform == "win32":
+        os.close(descriptor)
+        _unlink(path)
+    else:
+        _unlink(path)
+        os.close(descriptor)
+
+
+def _sweep(own: Path) -> None:
+    """Remove what killed instances of other files have left beside `own`. Young files stay: their owners may be about to lock them."""
+    for path in own.parent.glob("instance-*.lock"):
         with contextlib.suppress(OSError):
-            self._state.unlink()
+            if path == own or time.time() - path.stat().st_mtime < _YOUNG_S:
+                continue
+            descriptor = _lock_in_place(path, create=False)
+            if descriptor is not None:
+                _unlink(path.with_suffix(".json"))
+                _remove(path, descriptor)
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _answers(running: Running) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import OperatorError
-from server.llama.library import Symbols, ggml, messages, reason
+from server.llama.library import Symbols, ggml, library_directory, messages, reason
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,24 @@ def libraries(directory: Path) -> list[BackendLibrary]:
         is_cpu = name == "cpu" or name.startswith("cpu-")
         found.append(BackendLibrary(name.removeprefix("cpu-") if is_cpu else name, path.absolute(), is_cpu))
     return found
+
+
+def check_names(cpu_variant: str | None, device: str, directory: Path | None = None) -> None:
+    """Whether there are libraries for these values of --cpu-variant and --device; nothing is loaded, so they may still not work here.
+
+    Raises:
+        OperatorError: there are none.
+    """
+    found = libraries(directory or library_directory())
+    variants = [library.name for library in found if library.is_cpu]
+    if cpu_variant is not None and variants and cpu_variant not in variants:
+        raise no_such_variant(cpu_variant, variants)
+    if wants_gpu(device) and device.lower() != "auto" and len(variants) == len(found) > 0:
+        raise OperatorError(f'there is no device "{device}": this build holds CPU libraries only', hint="--device takes none or auto here")
+
+
+def no_such_variant(name: str, variants: Sequence[str]) -> OperatorError:
+    return OperatorError(f'there is no CPU library "{name}" in this build', hint=f"--cpu-variant takes one of: {', '.join(variants)}")
 
 
 def load(path: Path, symbols: Symbols | None = None) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 from server.errors import OperatorError
 from server.llama import probe
-from server.llama.backends import BackendLibrary, libraries
+from server.llama.backends import BackendLibrary, libraries, no_such_variant
 from server.llama.library import ggml, library_directory
 from server.llama.probe import Findings
 
@@ -58,9 +58,7 @@ def choose_cpu(
     if not candidates:
         return _built_in()
     if requested is not None and requested not in candidates:
-        raise OperatorError(
-            f'there is no CPU library "{requested}" in this build', hint=f"--cpu-variant takes one of: {', '.join(candidates)}"
-        )
+        raise no_such_variant(requested, list(candidates))
     cache = _cache_file(cache_dir, candidates.values()) if cache_dir is not None else None
     findings = _read(cache, candidates)
     choice = _decide(findings, candidates, requested)

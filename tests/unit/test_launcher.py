@@ -29,7 +29,9 @@ def _start(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("argv", [["--version"], ["--help"], ["-h"], ["--licenses"], ["serve", "--help"], ["chat", "--version"]])
+@pytest.mark.parametrize(
+    "argv", [["--version"], ["--help"], ["-h"], ["--licenses"], ["serve", "--help"], ["chat", "--version"], ["chat", "--help"]]
+)
 def test_quick_questions_load_neither_native_code_nor_the_server(argv: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", str(ROOT / "launcher.py"), *argv], capture_output=True, text=True, timeout=120, check=True
@@ -43,6 +45,8 @@ def test_what_the_quick_questions_say() -> None:
     assert _start("--version").stdout == f"capsule {__version__}\n"
     assert "--ctx-size" in _start("--help").stdout
     assert "[4096, from CAPSULE_CTX_SIZE]" in " ".join(_start("--help", CAPSULE_CTX_SIZE="4096").stdout.split())
+    chat = _start("chat", "--help").stdout
+    assert "Ctrl-C stops an answer" in chat and "--temp" in chat and "--port" not in chat and "bundle" not in chat
     assert "Apache License" in _start("--licenses").stdout
 
 

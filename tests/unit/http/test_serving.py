@@ -139,3 +139,11 @@ async def _one(live: Live) -> None:
     writer.write(HEAD)
     assert (await response(reader))[0] == 200
     writer.close()
+
+
+@pytest.mark.asyncio
+async def test_no_response_names_the_parts_the_program_is_made_of() -> None:
+    async with running() as live:
+        for request in (HEAD, b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"nonsense\r\n\r\n"):
+            head = (await live.raw(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).partition(b"\r\n\r\n")[0]
+            assert b"\r\nServer: Capsule\r\n" in head + b"\r\n" and b"aiohttp" not in head.lower(), head

@@ -135,3 +135,56 @@ def test_nothing_can_be_written_is_no_error(tmp_path: Path) -> None:
     registration.publish(_running(1))
     assert registration.find(0) is None
     registration.release()
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    first = Registration(tmp_path, "x")
+    for _ in range(3):
+        assert first.claim()
+        first.publish(_running(1))
+        first.release()
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_instances_left_is_swept_and_the_living_stay(tmp_path: Path) -> None:
+    living, killed, young = (Registration(tmp_path, name) for name in ("living", "killed", "young"))
+    for registration in (living, killed, young):
+        registration.claim()
+        registration.publish(_running(1))
+    for registration in (killed, young):
+        assert registration._held is not None
+        os.close(registration._held)
+    for name in ("living", "killed"):
+        os.utime(tmp_path / f"instance-{name}.lock", (0, 0))
+    another = Registration(tmp_path, "another")
+    another.claim()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"instance-{n}.{e}" for n in ("living", "young") for e in ("json", "lock")} | {"instance-another.lock"}
+    assert not Registration(tmp_path, "living").claim()
+    living.release()
+    another.release()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be removed there")
+def test_at_most_one_has_it_however_claims_and_releases_interleave(tmp_path: Path) -> None:
+    owners: list[int] = []
+    clashes: list[int] = []
+    claims: list[int] = []
+
+    def contend(me: int) -> None:
+        registration = Registration(tmp_path, "x")
+        for _ in range(300):
+            if registration.claim():
+                owners.append(me)
+                claims.append(me)
+                if owners != [me]:
+                    clashes.append(me)
+                owners.remove(me)
+                registration.release()
+
+    threads = [threading.Thread(target=contend, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert claims and not clashes and not list(tmp_path.iterdir())
