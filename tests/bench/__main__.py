@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.bench.common import ROOT
 
-ORDER = ("bench_single", "bench_streams", "bench_workloads", "bench_speculation", "step_overhead", "bench_tiny", "bench_start")
+ORDER = ("bench_single", "bench_streams", "bench_workloads", "bench_speculation", "step_overhead", "bench_tiny", "bench_start", "simulate")
 
 
 def main() -> int:
@@ -22,13 +22,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="+", choices=["all", *short], help="which")
     parser.add_argument("--rounds", type=int, help="rounds of each (default: each benchmark's own)")
-    options = parser.parse_args()
+    # What is not known here belongs to the benchmark that is run alone.
+    options, rest = parser.parse_known_args()
     chosen = list(short) if "all" in options.names else options.names
+    if rest and len(chosen) > 1:
+        parser.error(f"{' '.join(rest)}: give further flags to one benchmark only")
     failed = []
     for name in chosen:
         rounds = ["--rounds", str(options.rounds)] if options.rounds and name in short and short[name].startswith("bench_") else []
         print(f"\n# {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"tests.bench.{short[name]}", *rounds], cwd=ROOT, check=False).returncode:
+        if subprocess.run([sys.executable, "-m", f"tests.bench.{short[name]}", *rounds, *rest], cwd=ROOT, check=False).returncode:
             failed.append(name)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
