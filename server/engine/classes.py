@@ -20,7 +20,7 @@ RANKS = {name: rank for rank, name in enumerate(CLASSES)}
 """0 = most urgent."""
 WEIGHTS = (16, 4, 1)
 SHARES = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)
-MOST_SAVED = 8192.0
+MOST_SAVED = 4096.0
 """Weighted tokens. It is saved up only where no slot becomes free; more would let a low class hold up a high one for long."""
 TURN = 128.0
 """Prompt tokens that are owed to a running prompt of a lower class before it goes once ahead of the higher ones'."""
