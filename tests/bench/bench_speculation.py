@@ -1,6 +1,6 @@
 """Guessing ahead from a stream's own text: `--spec ngram` against `--spec off`, where text repeats its prompt and where it does not.
 
-Usage: python -m tests.bench.bench_speculation [--rounds 3] [--streams 8] [--tokens 160]
+Usage: python -m tests.bench.bench_speculation [--rounds 3] [--streams 8] [--tokens 128]
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _rate(volley: Volley) -> float:
 
 
 def main() -> int:
-    setup = setup_from(parser(__doc__, streams=8, n_prompt=340, n_predict=160).parse_args())
+    setup = setup_from(parser(__doc__, streams=8, n_prompt=240, n_predict=128).parse_args())
     cases = [(text, n_streams) for n_streams in dict.fromkeys((1, setup.streams)) for text in TEXTS]
     found: dict[tuple[str, int, str], list[Measured]] = defaultdict(list)
 
