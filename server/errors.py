@@ -150,18 +150,27 @@ class ModelLoading(Unavailable):
 
 
 class ServerBusy(Unavailable):
-    """`waiting` requests (or prompt tokens) stand before `limit`; None where it is not about the queue's length."""
+    """`waiting` requests, or prompt tokens, stand before `limit`; `position`: how many wait already. None where it is not about that."""
 
     code = "queue_full"
 
-    def __init__(self, message: str, *, retry_after: float = 1.0, waiting: int | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float = 1.0,
+        waiting: int | None = None,
+        limit: int | None = None,
+        position: int | None = None,
+    ) -> None:
         super().__init__(message, retry_after=retry_after)
         self.waiting = waiting
         self.limit = limit
+        self.position = position
 
     @property
     def extra(self) -> dict[str, Any]:
-        return {} if self.limit is None else {"waiting": self.waiting, "limit": self.limit}
+        return {} if self.limit is None else {"waiting": self.waiting, "limit": self.limit, "position": self.position}
 
 
 class DeadlineExceeded(Unavailable):
@@ -169,17 +178,19 @@ class DeadlineExceeded(Unavailable):
 
 
 class RateLimited(Unavailable):
-    """A limit of one API key: `what` names it as the key file does (`queued`, `tpm`); `value` is where the key stands now."""
+    """A limit of one API key: `what` names it as the key file does (`queued`, `tpm`); `value` is where the key stands now, `position`
+    how many wait already."""
 
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, what: str, limit: int, value: int, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, *, what: str, limit: int, value: int, position: int, retry_after: float = 1.0) -> None:
         super().__init__(message, retry_after=retry_after)
         self.what = what
         self.limit = limit
         self.value = value
+        self.position = position
 
     @property
     def reason(self) -> str:
@@ -187,7 +198,7 @@ class RateLimited(Unavailable):
 
     @property
     def extra(self) -> dict[str, Any]:
-        return {"limited": self.what, "limit": self.limit, "value": self.value}
+        return {"limited": self.what, "limit": self.limit, "value": self.value, "position": self.position}
 
 
 class ShuttingDown(Unavailable):

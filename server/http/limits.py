@@ -67,12 +67,12 @@ def _check_key(request: web.Request, key: ApiKey, n_sequences: int) -> None:
             wait = account.used.seconds_until_below(now, key.tpm)
             raise RateLimited(
                 f"this API key has used {used} tokens within a minute, and its limit is {key.tpm}",
-                what="tpm", limit=key.tpm, value=used, retry_after=wait,
+                what="tpm", limit=key.tpm, value=used, position=ledger.total.waiting, retry_after=wait,
             )  # fmt: skip
     if key.queued is not None and account.waiting + n_sequences > key.queued + _free(request, ledger.total, account, key):
         raise RateLimited(
             f"{account.waiting} requests of this API key are waiting, and its limit is {key.queued}",
-            what="queued", limit=key.queued, value=account.waiting, retry_after=stats.retry_after_s,
+            what="queued", limit=key.queued, value=account.waiting, position=ledger.total.waiting, retry_after=stats.retry_after_s,
         )  # fmt: skip
 
 
@@ -93,13 +93,13 @@ def _check_queue(request: web.Request, n_sequences: int, n_chars: int) -> None:
     if total.waiting + total.running + n_sequences > capacity:
         raise ServerBusy(
             f"all slots are busy and {total.waiting} requests are waiting; the queue takes {settings.max_queue} (--max-queue)",
-            waiting=total.waiting, limit=settings.max_queue, retry_after=stats.retry_after_s,
+            waiting=total.waiting, limit=settings.max_queue, position=total.waiting, retry_after=stats.retry_after_s,
         )  # fmt: skip
     most = settings.max_queue_tokens
     if most and total.waiting_tokens and total.waiting_tokens + n_chars // 4 > most:
         raise ServerBusy(
             f"{total.waiting_tokens} prompt tokens are waiting; the queue takes {most} (--max-queue-tokens)",
-            waiting=total.waiting_tokens, limit=most, retry_after=stats.retry_after_s,
+            waiting=total.waiting_tokens, limit=most, position=total.waiting, retry_after=stats.retry_after_s,
         )  # fmt: skip
 
 

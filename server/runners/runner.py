@@ -339,7 +339,7 @@ class Runner:
         self._require_ready()
         assert self._process is not None
         if self._process.backlog > MAX_BACKLOG_BYTES:
-            raise ServerBusy("the model's process is behind with taking requests", retry_after=5.0)
+            raise ServerBusy("the model's process is behind with taking requests", retry_after=max(5.0, self.stats.retry_after_s))
         id = next(self._ids)
         self._send(Submit(id, generation.request))
         if self.step_age_s == 0:

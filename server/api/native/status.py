@@ -50,7 +50,7 @@ async def slots(request: web.Request) -> web.Response:
         raise NotFound("the slots are not shown; start the server with --slots")
     found = (await context.runner.slots()).slots
     if request.query.get("fail_on_no_slot") and all(slot.state != "idle" for slot in found):
-        raise Unavailable("no slot is free")
+        raise Unavailable("no slot is free", retry_after=context.runner.stats.retry_after_s)
     return json_response([slot_json(slot) for slot in found])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,10 +72,14 @@ def _names(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def running(limits: ConnectionLimits | None = None, body_limits: BodyLimits | None = None, **settings: Any) -> AsyncIterator[Live]:
+async def running(
+    limits: ConnectionLimits | None = None, body_limits: BodyLimits | None = None, routes: Iterable[web.RouteDef] = (), **settings: Any
+) -> AsyncIterator[Live]:
+    """`routes`: further ones beside the program's own."""
     runner, renderer, quits = FakeRunner(), FakeRenderer(), list[str]()
     context = make_context(runner, renderer, quits, **{"drain_timeout": 0.5, **settings})
     app = create_app(context)
+    app.add_routes(routes)
     if body_limits is not None:
         app[BODY_LIMITS] = body_limits
     site_runner = make_app_runner(app, context, limits)

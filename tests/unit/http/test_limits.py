@@ -78,7 +78,7 @@ def test_the_queue_takes_slots_and_max_queue_and_says_so() -> None:
         assert response.status == 503 and response.headers["Retry-After"] == "8"
         assert isinstance(response.body, bytes)
         body = msgspec.json.decode(response.body)["error"]
-        assert (body["code"], body["limit"], body["waiting"]) == ("queue_full", 2, N_SLOTS + 2)
+        assert (body["code"], body["limit"], body["waiting"], body["position"]) == ("queue_full", 2, N_SLOTS + 2, N_SLOTS + 2)
 
 
 def test_a_request_of_more_sequences_than_ever_fit_is_its_own_mistake() -> None:
@@ -107,7 +107,7 @@ def test_prompt_tokens_that_wait() -> None:
     enter(made.request(), chars=120)
     with pytest.raises(ServerBusy) as refused:
         enter(made.request(), chars=44)
-    assert refused.value.extra == {"waiting": 90, "limit": 100}
+    assert refused.value.extra == {"waiting": 90, "limit": 100, "position": 2}
     huge.event(Started(1, 0, 60, 0))
     enter(made.request())
 
@@ -121,7 +121,7 @@ def test_a_key_may_have_so_many_waiting_and_another_is_not_touched() -> None:
         enter(made.request(small))
     response = error_response(refused.value)
     assert response.status == 429 and response.headers["Retry-After"] == "1"
-    assert refused.value.extra == {"limited": "queued", "limit": 2, "value": N_SLOTS + 2}
+    assert refused.value.extra == {"limited": "queued", "limit": 2, "value": N_SLOTS + 2, "position": N_SLOTS + 2}
     assert (refused.value.type, refused.value.code, refused.value.reason) == ("rate_limit_error", "rate_limit_exceeded", "key_queued")
     enter(made.request(other))
 
@@ -163,7 +163,7 @@ def test_tokens_of_a_minute() -> None:
     place.event(finished(40))
     with pytest.raises(RateLimited) as refused:
         check(made.request(metered))
-    assert refused.value.extra == {"limited": "tpm", "limit": 100, "value": 100}
+    assert refused.value.extra == {"limited": "tpm", "limit": 100, "value": 100, "position": 0}
     assert 50 <= refused.value.retry_after <= 52, "the prompt is forgotten first, and that is enough"
     clock.now += refused.value.retry_after
     check(made.request(metered))
