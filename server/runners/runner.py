@@ -134,7 +134,7 @@ class Runner:
     @property
     def stalled(self) -> bool:
         """Whether the process has hung for minutes; needs to be asked every now and then."""
-        return self._process is not None and self.step_age_s > 0 and self._watch.is_stalled(self._process.cpu_seconds())
+        return self._process is not None and self.step_age_s > 0 and self._watch.is_stalled(self._process.cpu_seconds)
 
     # ---- life ------------------------------------------------------------------------------------------------------
 

@@ -38,11 +38,11 @@ class StepWatch:
         """Seconds since the last step, or since there is work."""
         return self._clock() - self._moved_at
 
-    def is_stalled(self, cpu_seconds: float | None) -> bool:
-        """To be asked now and then, with the processor time of the process so far; None = unknown, and then it is never stalled."""
-        if self.age < PATIENCE_S or cpu_seconds is None:
+    def is_stalled(self, cpu_seconds: Callable[[], float | None]) -> bool:
+        """To be asked now and then. `cpu_seconds`: processor time of the process so far; None = unknown, and then it is never stalled."""
+        if self.age < PATIENCE_S or (used := cpu_seconds()) is None:
             return False
         now = self._clock()
-        if self._mark is None or cpu_seconds - self._mark[1] > _BUSY_SHARE * max(1.0, now - self._mark[0]):
-            self._mark = now, cpu_seconds
+        if self._mark is None or used - self._mark[1] > _BUSY_SHARE * max(1.0, now - self._mark[0]):
+            self._mark = now, used
         return now - self._mark[0] >= IDLE_S
