@@ -63,11 +63,9 @@ class Credits:
         """Of one that is settled."""
         return Credits(self.saved.copy(), self.steps.copy())
 
-    def due(self, waiting: Seq[bool], price: Callable[[int], float]) -> int | None:
-        """The class that goes next; `price` is what the next one of a class is expected to cost."""
-        first = next((rank for rank, waits in enumerate(waiting) if waits), None)
-        if first is None:
-            return None
+    def due(self, waiting: Seq[bool], price: Callable[[int], float]) -> int:
+        """The class that goes next, of those that wait (one does); `price` is what the next one of a class is expected to cost."""
+        first = waiting.index(True)
         for rank in range(first + 1, len(CLASSES)):
             saved = self.saved[rank] + _ROUNDING
             if waiting[rank] and saved > 1 and saved >= min(price(rank), MOST_SAVED):

@@ -53,6 +53,8 @@ class Fair:
         self._seen: tuple[int, int] = (-1, 0)
         """Who goes next, and how much of it is cached."""
         self._step = 0
+        self._no_room = False
+        """Nobody made room for the last one that asked, and no slot has become free since."""
 
     def __len__(self) -> int:
         return sum(node.n_waiting for node in self._classes)
@@ -79,9 +81,11 @@ class Fair:
 
     def next(self, cached: Callable[[Entry], int]) -> Entry | None:
         self._settle()
-        rank = self._credits.due(self._waiting(), self._price)
-        if rank is None:
+        waiting = self._waiting()
+        if not any(waiting):
             return None
+        # A low class's turn is the next slot that becomes free; nobody is put aside for it, and it is in nobody's way until then.
+        rank = waiting.index(True) if self._no_room else self._credits.due(waiting, self._price)
         entry, n_cached = chosen(self._classes[rank].leaf().entries, cached)
         self._seen = (entry.id, n_cached)
         return entry
@@ -105,6 +109,7 @@ class Fair:
 
     def stop(self, sequence: Sequence) -> None:
         self._settle()
+        self._no_room = False
         run = self._runs.pop(sequence.id)
         run.leaf.hold(-run.prompt_left - run.output_left)
         run.leaf.runs(-1)
@@ -132,11 +137,13 @@ class Fair:
         credits = self._credits.copy()
         walks = [Walk(root, [key for key in root.children.values() if key.is_active]) for root in self._classes]
         waiting, none_runs = [bool(walk) for walk in walks], [False] * len(walks)
-        while (rank := credits.due(waiting, lambda rank: sum(expected_cost(walks[rank].head())))) is not None:
+        while any(waiting):
+            rank = credits.due(waiting, lambda rank: sum(expected_cost(walks[rank].head())))
             entry, cost = walks[rank].take()
             waiting[rank] = bool(walks[rank])
-            credits.charge(credits.start(rank, cost, waiting), cost)
-            credits.settle(waiting, none_runs)
+            if any(waiting[1:]):
+                credits.charge(credits.start(rank, cost, waiting), cost)
+                credits.settle(waiting, none_runs)
             yield entry
         for root in self._classes:  # keys at their limit go on when one of their own is over, which nobody knows
             walk = Walk(root, [key for key in root.children.values() if key.n_waiting and not key.is_active])
@@ -148,6 +155,7 @@ class Fair:
     def victim(self, entry: Entry, running: Collection[Sequence]) -> Sequence | None:
         candidates = [self._candidate(sequence) for sequence in running]
         found = victim(self._leaf(entry), RANKS[entry.request.priority], candidates, self._max_preemptions, is_paused=entry.paused)
+        self._no_room = found is None
         return None if found is None else found.sequence
 
     def yields(self, running: Collection[Sequence]) -> Sequence:

@@ -234,36 +234,35 @@ class Node:
 class Walk:
     """A flow while the future is played through: nothing in it is changed. What starts costs at once what it is expected to."""
 
-    __slots__ = ("_entries", "_heap", "_walks")
+    __slots__ = ("_entries", "_heap")
 
     def __init__(self, node: Node, children: Iterable[Node]) -> None:
-        self._entries = sorted(node.entries, key=lambda entry: (not entry.paused, -entry.order))
-        self._heap = [(child.due, child.turn, child) for child in children]
+        self._entries = sorted(reversed(node.entries), key=lambda entry: not entry.paused)
+        self._heap = [
+            (child.due, child.turn, child.weight, Walk(child, [node for node in child.children.values() if node.is_active]))
+            for child in children
+        ]
         heapq.heapify(self._heap)
-        self._walks: dict[str, Walk] = {}
 
     def __bool__(self) -> bool:
         return bool(self._entries or self._heap)
 
     def head(self) -> Entry:
-        return self._first().head() if self._heap else self._entries[-1]
+        """The next entry."""
+        walk = self
+        while walk._heap:
+            walk = walk._heap[0][3]
+        return walk._entries[-1]
 
     def take(self) -> tuple[Entry, float]:
-        """The next entry and its cost."""
+        """The next entry and its cost; it is gone then."""
         if not self._heap:
             entry = self._entries.pop()
             return entry, sum(expected_cost(entry))
-        walk = self._first()
+        due, turn, weight, walk = self._heap[0]
         entry, cost = walk.take()
-        due, turn, child = self._heap[0]
-        if walk:
-            heapq.heapreplace(self._heap, (due + cost / child.weight, turn, child))
+        if walk._entries or walk._heap:
+            heapq.heapreplace(self._heap, (due + cost / weight, turn, weight, walk))
         else:
             heapq.heappop(self._heap)
         return entry, cost
-
-    def _first(self) -> Walk:
-        child = self._heap[0][2]
-        if child.name not in self._walks:
-            self._walks[child.name] = Walk(child, [node for node in child.children.values() if node.is_active])
-        return self._walks[child.name]

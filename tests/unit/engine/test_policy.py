@@ -58,8 +58,9 @@ def test_nobody_is_lost_or_doubled(policy: str, seed: int, n_slots: int, max_pre
             house.make_room(house.policy.yields(house.running.values()))
         told = list(house.policy)
         assert sorted(e.id for e in told) == sorted(house.waiting)
-        first = house.policy.next(nothing)
-        assert first is None or first is told[0]
+        if len(house.running) < n_slots:
+            first = house.policy.next(nothing)
+            assert first is None or first is told[0]
         house.step()
         running = [sequence.request.flow.key for sequence in house.running.values()]
         assert all(running.count(key) <= limit for key, limit in LIMITS.items() if limit)

@@ -142,6 +142,17 @@ def test_who_runs_on_its_class_s_minimum_share_is_left_alone() -> None:
     assert house.started[:3] == [0, 1, 2] and not house.put_aside
 
 
+def test_a_low_class_s_turn_is_in_nobody_s_way_while_no_slot_is_free() -> None:
+    house = full(House("fair", n_slots=4), *[entry(order, 10, priority="interactive", key="heavy") for order in range(4)])
+    house.submit(entry(4, 10, priority="batch", max_tokens=10), 10)
+    house.step(1000)
+    house.submit(entry(5, 10, priority="interactive", key="light"), 1)
+    house.step()
+    assert house.started == [0, 1, 2, 3, 5] and len(house.put_aside) == 1, "the batch request is due, and nobody makes room for it"
+    house.step()
+    assert house.started[5] == 4, "the slot that has become free is its own"
+
+
 def test_a_paused_one_makes_room_in_its_own_class_too_but_not_for_another_paused_one() -> None:
     house = full(House("fair", n_slots=3), *[entry(order, 10 + order, key="a") for order in range(3)])
     house.running[1].paused = True
