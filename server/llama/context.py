@@ -9,8 +9,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from server.engine.ports import DecodeFault, Row
+from server.engine.ports import DecodeFault, Draw, Drawn, Row
 from server.errors import OperatorError
+from server.llama.draws import DrawPool, side_by_side
 from server.llama.library import messages, native, reason
 from server.llama.model import Model
 from server.llama.sampler import ChainSampler, LogprobReader
@@ -99,6 +100,8 @@ class Context:
         self.can_rewind = not model.is_recurrent
         """False: `truncate` can only keep everything or nothing."""
         self._logprobs = LogprobReader(model.vocab)
+        self._drawing = DrawPool(model.vocab.n_vocab)
+        self._side_by_side = side_by_side(model.devices)
         self._n_rows = 0
         self._make_batch()
 
@@ -127,6 +130,7 @@ class Context:
     def close(self) -> None:
         """Free the cache. Samplers must be closed before or never used again."""
         if self.handle:
+            self._drawing.close()
             self._logprobs.close()
             self._n.llama_free(self.handle)
             self.handle = 0
@@ -230,6 +234,11 @@ class Context:
         if not 0 <= slot < self._n_slots:
             raise ValueError(f"there is no slot {slot}")
         return int(self._n.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def draw(self, draws: Sequence[Draw]) -> list[Drawn | Exception]:
+        """Draw tokens from the logits of the last decode, for several sequences side by side. Result i belongs to draw i."""
+        self._n.llama_get_logits(self.handle)  # waits and puts the rows in order, once for all threads
+        return self._drawing.draw(draws, self.n_threads if self._side_by_side else 1)
 
     def sampler(self, params: SamplingParams) -> ChainSampler:
         """Make a sampler chain.

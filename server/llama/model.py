@@ -28,10 +28,12 @@ _UNALIGNED = "cannot mmap"
 class Model:
     """One loaded model. `close` frees it; contexts made from it must be gone by then."""
 
-    def __init__(self, handle: int, path: str, file: _File | None, keep: tuple[Any, ...] = ()) -> None:
+    def __init__(self, handle: int, path: str, file: _File | None, keep: tuple[Any, ...] = (), devices: Sequence[Device] = ()) -> None:
         self._n = native()
         self.handle = handle
         self.path = path
+        self.devices = tuple(devices)
+        """GPUs that compute with it; none = the CPU alone."""
         self._file = file
         self._keep = keep
         self.vocab = Vocabulary(handle)
@@ -204,7 +206,7 @@ def load_model(
         if progress.error is not None:
             raise progress.error
         raise OperatorError(f"the model in {path} cannot be loaded: {why or 'the native library gave no reason'}")
-    model = Model(handle, path, file, (handles, progress))
+    model = Model(handle, path, file, (handles, progress), devices)
     if problem := _unusable(model):
         model.close()
         raise OperatorError(f"the model in {path} cannot be used: {problem}")

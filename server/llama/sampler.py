@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -181,31 +182,56 @@ def _is_greedy(p: SamplingParams) -> bool:
 
 
 class LogprobReader:
-    """Log-probabilities of a row of logits as they are before any sampler.
-
-    The native library lays out its candidate array, computes the softmax and finds the likeliest; a sampler of ours at the end of
-    that chain reads the few values wanted, so no Python object is made per vocabulary entry. One per context, on its thread.
-    """
+    """Log-probabilities of a row of logits as they are before any sampler. One per context; each thread has a chain of its own."""
 
     def __init__(self, vocab: Vocabulary) -> None:
-        self._n, self._vocab = native(), vocab
-        self._chain: Any = None  # made on first use
+        self._vocab = vocab
+        self._own = threading.local()
+        self._all: list[_TopReader] = []
+
+    def close(self) -> None:
+        """Free the chains. No thread may be reading."""
+        for reader in self._all:
+            reader.close()
+        self._all.clear()
+        self._own = threading.local()
+
+    def read(self, context: int, row: int, logits: Any, token: int, n_top: int) -> TokenLogprob:
+        """`logits`: pointer to that row of the context. Natural logarithms; `top` by falling probability, then by id."""
+        reader: _TopReader | None = getattr(self._own, "reader", None)
+        if reader is None:
+            reader = self._own.reader = _TopReader()
+            self._all.append(reader)
+        z, found = reader.read(context, row, max(0, min(n_top, self._vocab.n_vocab)))
+        piece = self._vocab.piece
+        top = sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        entries = tuple((other, piece(other, special=True), logit - z) for other, logit in top)
+        return TokenLogprob(token, piece(token, special=True), logits[token] - z, entries)
+
+
+class _TopReader:
+    """The native library lays out its candidate array, computes the softmax and finds the likeliest; a sampler of ours at the end of
+    that chain reads the few values wanted, so no Python object is made per vocabulary entry."""
+
+    def __init__(self) -> None:
+        n = self._n = native()
         self._n_top = 0
         self._found: list[tuple[int, float]] = []
         self._z = math.nan
-
-    def _prepare(self) -> None:
-        n = self._n
         self._apply = n.llama_sampler_i_apply(self._read)  # native code keeps bare pointers to these two
         self._interface = n.llama_sampler_i(apply=self._apply)
-        self._chain = n.llama_sampler_chain_init(n.llama_sampler_chain_params(True))
+        self._chain: Any = n.llama_sampler_chain_init(n.llama_sampler_chain_params(True))
         n.llama_sampler_chain_add(self._chain, n.llama_sampler_init_dist(0))  # for the probabilities that it leaves behind
         n.llama_sampler_chain_add(self._chain, n.llama_sampler_init(self._interface, None))
 
     def close(self) -> None:
-        if self._chain:
-            self._n.llama_sampler_free(self._chain)
-        self._chain = None
+        self._n.llama_sampler_free(self._chain)
+
+    def read(self, context: int, row: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+        """What to take from a logit to get its log-probability, and (token, logit) of the `n_top` likeliest in any order."""
+        self._n_top, self._z, self._found = n_top, math.nan, []
+        self._n.llama_sampler_sample(self._chain, context, row)
+        return self._z, self._found
 
     def _read(self, _sampler: Any, array: Any) -> None:
         """Called by native code. Whatever happens a choice must be left, or it aborts the process."""
@@ -218,14 +244,3 @@ class LogprobReader:
         # Softmax says p = exp(logit - z); taken at the likeliest token, where p is most exact.
         self._z = data[0].logit - math.log(data[0].p)
         self._found = [(data[i].id, data[i].logit) for i in range(self._n_top)]
-
-    def read(self, context: int, row: int, logits: Any, token: int, n_top: int) -> TokenLogprob:
-        """`logits`: pointer to that row of the context. Natural logarithms; `top` by falling probability, then by id."""
-        if self._chain is None:
-            self._prepare()
-        self._n_top, self._z, self._found = max(0, min(n_top, self._vocab.n_vocab)), math.nan, []
-        self._n.llama_sampler_sample(self._chain, context, row)
-        z, piece = self._z, self._vocab.piece
-        top = sorted(self._found, key=lambda pair: (-pair[1], pair[0]))
-        entries = tuple((other, piece(other, special=True), logit - z) for other, logit in top)
-        return TokenLogprob(token, piece(token, special=True), logits[token] - z, entries)
