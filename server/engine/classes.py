@@ -23,10 +23,7 @@ SHARES = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)
 MOST_SAVED = 4096.0
 """Weighted tokens. It is saved up only where no slot becomes free; more would let a low class hold up a high one for long."""
 TURN = 128.0
-"""Prompt tokens that are owed to a running prompt of a lower class before it goes once ahead of the higher ones'."""
-MOST_TURNS = 4 * TURN
-
-
+"""Weighted tokens that are owed to a running prompt of a lower class before it goes once ahead of the higher ones'; no more is saved."""
 _ROUNDING = 1e-6
 """Shares are added up in another order when the future is played through."""
 
@@ -54,9 +51,11 @@ class Credits:
     steps: list[float] = field(default_factory=_zeros)
     """The same in small: what prompts that run are owed of the steps."""
     _spent: list[float] = field(default_factory=_zeros)
-    """What each class was served since the last `settle`, and of that what was set aside before, and what overtakers took beyond."""
+    """What each class was served since the last `settle`."""
     _set_aside: list[float] = field(default_factory=_zeros)
+    """Of that, what had been set aside when it started."""
     _overdrawn: list[float] = field(default_factory=_zeros)
+    """Of that, what overtakers took beyond what had been set aside for them."""
     _is_settled: bool = True
 
     def copy(self) -> Credits:
@@ -102,7 +101,7 @@ class Credits:
         for rank in range(1, len(CLASSES)):
             share, spent = SHARES[rank] * total, self._spent[rank]
             if running[rank]:
-                self.steps[rank] = max(-MOST_TURNS, min(MOST_TURNS, self.steps[rank] + share - spent))
+                self.steps[rank] = max(-TURN, min(TURN, self.steps[rank] + share - spent))
             gained = share if waiting[rank] else 0.0
             self.saved[rank] = min(MOST_SAVED, self._after(rank, gained, pressed=any(waiting[:rank])))
         self._spent, self._set_aside, self._overdrawn, self._is_settled = _zeros(), _zeros(), _zeros(), True
@@ -126,4 +125,4 @@ class Credits:
 
     def owes_step(self, rank: int) -> bool:
         """Whether a running prompt of the class goes before those of higher ones now."""
-        return self.steps[rank] >= TURN
+        return self.steps[rank] >= TURN - _ROUNDING

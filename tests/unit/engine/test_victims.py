@@ -52,6 +52,14 @@ def test_the_most_served_key_makes_room_first() -> None:
     assert house.policy.yields(house.running.values()).id == 1
 
 
+def test_a_flow_that_runs_its_share_makes_no_room_however_much_it_was_served() -> None:
+    crowd = [entry(order, 200 if order < 2 else 10, key="served" if order < 2 else "many") for order in range(6)]
+    house = full(House("fair", n_slots=6, budget=1000), *crowd)
+    house.submit(entry(6, 10, key="new"), 10_000)
+    house.admit()
+    assert house.put_aside == [2]
+
+
 @pytest.mark.parametrize(("level", "crowd"), [("key", 4), ("address", 4), ("session", 4)])
 def test_a_flow_with_less_than_its_share_takes_a_slot_of_one_with_more(level: str, crowd: int) -> None:
     house = full(House("fair", n_slots=crowd), *[entry(order, 10, **{level: "heavy"}) for order in range(crowd)])  # type: ignore[arg-type]
