@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
@@ -126,7 +127,13 @@ def _take_in(reader: CommandReader, intake: Intake) -> None:
         os._exit(EXIT_BROKEN)
 
 
-def make_engine(settings: RunnerSettings, runtime: Runtime, policy: Policy, emit: Callable[[Step], None]) -> Engine:
+def make_engine(
+    settings: RunnerSettings,
+    runtime: Runtime,
+    policy: Policy,
+    emit: Callable[[Step], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Engine:
     """Put scheduler, cache, speculation and pacing together for a loaded model."""
     decoder, info = runtime.decoder, runtime.info
     scheduler = Scheduler(
@@ -146,6 +153,7 @@ def make_engine(settings: RunnerSettings, runtime: Runtime, policy: Policy, emit
         decoder,
         runtime.vocab,
         emit,
+        clock,
         policy_name=settings.policy,
         guesser=guesser,
         governor=ThreadGovernor(decoder.n_threads, fixed=settings.threads is not None),

@@ -18,11 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from server.engine.engine import Engine
-from server.engine.plan import Limits
 from server.engine.policy import policy_named
+from server.engine.process import make_engine
 from server.engine.request import WaitingRequest
-from server.engine.scheduler import Scheduler
 from server.llama.runtime import open_runtime
 from server.protocol import GenerationRequest, RunnerSettings, SamplingParams, Step
 from tests.bench.common import RATIO_HEAD, Setup, alternate, heading, parser, ratio, setup_from, spread, table
@@ -58,13 +56,13 @@ def engine_round(setup: Setup, seed: int) -> Found:
         ubatch_size=MICRO_BATCH,
         threads=setup.threads,
         device="none",
+        spec="off",
+        itl_target=60.0,
     )
     runtime = open_runtime(settings, lambda stage, share: None)
     try:
-        decoder = runtime.decoder
-        limits = Limits(decoder.n_slots, decoder.n_ctx_slot, decoder.n_batch, decoder.n_ubatch, decoder.max_output_rows)
         steps: list[Step] = []
-        engine = Engine(Scheduler(limits, policy_named("fcfs"), setup.streams), decoder, runtime.vocab, steps.append)
+        engine = make_engine(settings, runtime, policy_named(settings.policy), steps.append)
         source = random.Random(seed)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
         for i in range(setup.streams):

@@ -3,34 +3,31 @@
     python -m tests.bench.step_overhead [model.gguf] [--sequences 16] [--prompt 256] [--new 64] [--threads N]
 
 With `--threads 1` CPU time of the one thread is measured instead of wall time, so that a busy machine does not blur it.
-Also times prefill chunks beside running streams, which is what `Limits.prefill_chunk` is chosen by. A script, not a test.
+With `--chunks` also what `--itl-target` does to prompts and streams. A script, not a test.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from server.engine.engine import Engine
-from server.engine.plan import Limits
+import msgspec
+
 from server.engine.policy import policy_named
-from server.engine.ports import Decoder, Vocab
-from server.engine.process import limits_of
+from server.engine.process import make_engine
 from server.engine.request import WaitingRequest
-from server.engine.scheduler import Scheduler
-from server.llama.runtime import open_runtime
+from server.llama.runtime import Runtime, open_runtime
 from server.protocol import Delta, GenerationRequest, RunnerSettings, SamplingParams, Step, frame
 
 
 class Bench:
-    """An engine without pipes; frames are encoded as in a runner, then dropped. One per measurement, on one decoder."""
+    """An engine without pipes; frames are encoded as in a runner, then dropped. One per measurement, on one runtime."""
 
-    def __init__(self, decoder: Decoder, vocab: Vocab, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.engine = Engine(Scheduler(limits, policy_named("fcfs"), max_queue=1000), decoder, vocab, self._emit, clock)
+    def __init__(self, runtime: Runtime, settings: RunnerSettings, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.engine = make_engine(settings, runtime, policy_named(settings.policy), self._emit, clock)
         self.clock = clock
         self.gaps: list[float] = []
         self._said: dict[int, float] = {}
@@ -59,12 +56,13 @@ def clock_of(options: argparse.Namespace) -> Callable[[], float]:
     return time.thread_time if options.threads == 1 else time.perf_counter
 
 
-def overhead(decoder: Decoder, vocab: Vocab, name: str, sampling: SamplingParams, options: argparse.Namespace) -> None:
-    bench = Bench(decoder, vocab, limits_of(decoder), clock_of(options))
+def overhead(runtime: Runtime, settings: RunnerSettings, name: str, sampling: SamplingParams, options: argparse.Namespace) -> None:
+    bench = Bench(runtime, settings, clock_of(options))
     for number in range(options.sequences):
         bench.submit(number, options.prompt, options.new, sampling)
     bench.run(options.sequences)
-    stats, sampled = bench.engine.stats, bench.engine.sample_seconds
+    stats = bench.engine.stats
+    sampled = stats.sample_seconds
     python = stats.step_seconds - stats.decode_seconds - sampled
     tokens, wall = stats.n_predicted_tokens, stats.step_seconds
     print(
@@ -74,10 +72,10 @@ def overhead(decoder: Decoder, vocab: Vocab, name: str, sampling: SamplingParams
     )
 
 
-def chunks(decoder: Decoder, vocab: Vocab, options: argparse.Namespace, greedy: SamplingParams) -> None:
-    print("\nfour streams, then four prompts beside them: prefill chunk against pace")
-    for size in (16, 32, 64, 128, 256, 512):
-        bench = Bench(decoder, vocab, dataclasses.replace(limits_of(decoder), prefill_chunk=size), clock_of(options))
+def chunks(runtime: Runtime, settings: RunnerSettings, options: argparse.Namespace, greedy: SamplingParams) -> None:
+    print("\nfour streams, then four prompts beside them: --itl-target against pace")
+    for target in (0.075, 0.15, 0.3, 0.6, 1.2, 60.0):
+        bench = Bench(runtime, msgspec.structs.replace(settings, itl_target=target), clock_of(options))
         for number in range(4):
             bench.submit(number, 16, 10_000, greedy)
         for _ in range(20):
@@ -90,11 +88,12 @@ def chunks(decoder: Decoder, vocab: Vocab, options: argparse.Namespace, greedy: 
         wall = bench.clock() - begun
         gaps = sorted(bench.gaps)
         print(
-            f"  chunk {size:>3}: {4 * options.prompt / wall:>6.1f} prompt tokens/s, streams {len(gaps) / wall:>5.1f} tokens/s, "
-            f"gap median {1e3 * statistics.median(gaps):>6.0f} ms, largest {1e3 * gaps[-1]:>6.0f} ms"
+            f"  {1e3 * target:>6.0f} ms: {4 * options.prompt / wall:>6.1f} prompt tokens/s, streams {len(gaps) / wall:>5.1f} tokens/s, "
+            f"gap median {1e3 * statistics.median(gaps):>6.0f} ms, p95 {1e3 * gaps[int(0.95 * len(gaps))]:>6.0f} ms, "
+            f"largest {1e3 * gaps[-1]:>6.0f} ms"
         )
-        for slot in range(decoder.n_slots):
-            decoder.truncate(slot, 0)
+        for slot in range(runtime.decoder.n_slots):
+            runtime.decoder.truncate(slot, 0)
 
 
 def main() -> None:
@@ -104,7 +103,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--chunks", action="store_true", help="also measure prefill chunks")
+    parser.add_argument("--chunks", action="store_true", help="also measure prefill beside streams")
     options = parser.parse_args()
     if options.model is None:
         from models.cache import default_cache_dir
@@ -112,15 +111,16 @@ def main() -> None:
 
         options.model = fetch(default_entry().name, default_cache_dir())
     n_slots = max(8, options.sequences)
-    settings = RunnerSettings(path=str(options.model), parallel=n_slots, ctx_size=n_slots * 1024, threads=options.threads)
+    settings = RunnerSettings(
+        path=str(options.model), parallel=n_slots, ctx_size=n_slots * 1024, threads=options.threads, spec="off", itl_target=0.6
+    )
     runtime = open_runtime(settings, lambda stage, progress: None)
-    decoder, vocab = runtime.decoder, runtime.vocab
     print(f"{runtime.info.name}: {runtime.info.cpu_variant}, {runtime.info.n_threads} threads, {options.sequences} sequences")
     greedy = SamplingParams(temperature=0.0, ignore_eos=True)
-    overhead(decoder, vocab, "greedy", greedy, options)
-    overhead(decoder, vocab, "default sampling", SamplingParams(seed=1, ignore_eos=True), options)
+    overhead(runtime, settings, "greedy", greedy, options)
+    overhead(runtime, settings, "default sampling", SamplingParams(seed=1, ignore_eos=True), options)
     if options.chunks:
-        chunks(decoder, vocab, options, greedy)
+        chunks(runtime, settings, options, greedy)
     runtime.close()
 
 
