@@ -12,7 +12,17 @@ from pathlib import Path
 
 from tests.bench.common import ROOT
 
-ORDER = ("bench_single", "bench_streams", "bench_workloads", "bench_speculation", "step_overhead", "bench_tiny", "bench_start", "simulate")
+ORDER = (
+    "bench_single",
+    "bench_streams",
+    "bench_workloads",
+    "bench_speculation",
+    "step_overhead",
+    "bench_sampling",
+    "bench_tiny",
+    "bench_start",
+    "simulate",
+)
 
 
 def main() -> int:
