@@ -1,4 +1,4 @@
-"""The KV cache and the forward pass of one model; implements `engine.ports.Decoder`. A stream of cells per slot.
+"""The KV cache and the forward pass of one model; implements `engine.ports.Decoder`. A stream of cells per slot, or one pool for all.
 
 Used from one thread. Knows token ids, slots and positions; nothing about requests, text or time.
 """
@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from server.engine.ports import DecodeFault, Draw, Drawn, Row
+from server.engine.ports import DecodeFault, Draw, Drawn, Row, State
 from server.errors import OperatorError
 from server.llama.draws import DrawPool, side_by_side
 from server.llama.library import messages, native, reason
@@ -49,8 +49,20 @@ def kv_type(name: str) -> str:
     return name.lower()
 
 
+class SavedState:
+    """One slot's cells in host memory, in the library's own format."""
+
+    __slots__ = ("data", "n_bytes")
+
+    def __init__(self, data: Any, n_bytes: int) -> None:
+        self.data = data
+        self.n_bytes = n_bytes
+
+
 class Context:
     """`n_ctx` cells in all, shared out evenly over `n_slots`; the library rounds a slot up to a multiple of 256.
+
+    `unified`: one pool of `n_ctx` cells on which all slots draw; of the slots no more than `n_running` are decoded at once.
 
     `swa_full` False: layers with a sliding window keep little more than the window, and a slot cannot rewind past it.
 
@@ -70,17 +82,19 @@ class Context:
         type_k: str = "f16",
         type_v: str = "f16",
         swa_full: bool = True,
+        unified: bool = False,
+        n_running: int | None = None,
     ) -> None:
         n = self._n = native()
         params = n.llama_context_default_params()
         params.n_ctx, params.n_seq_max = n_ctx, n_slots
         params.n_batch, params.n_ubatch = n_batch, n_ubatch
-        # The planner keeps to it; the default (n_batch) would reserve logits for every row. Less than n_seq_max aborts.
-        params.n_outputs_max = max(_MIN_OUTPUT_ROWS, n_slots)
+        # The planner keeps to it; the default (n_batch) would reserve logits for every row. Less than the rows that want them aborts.
+        params.n_outputs_max = max(_MIN_OUTPUT_ROWS, n_running or n_slots)
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = KV_TYPES[kv_type(type_k)][0], KV_TYPES[kv_type(type_v)][0]
-        params.kv_unified = False
+        params.kv_unified = unified
         params.swa_full = swa_full
         params.no_perf = True
         with messages.collect() as lines:
@@ -97,6 +111,7 @@ class Context:
         self._n_batch, self._n_ubatch = int(n.llama_n_batch(handle)), int(n.llama_n_ubatch(handle))
         self._n_ctx_slot = int(n.llama_n_ctx_seq(handle))
         self._max_output_rows = min(int(params.n_outputs_max), self._n_batch)
+        self.unified, self.n_cells = unified, int(n.llama_n_ctx(handle))
         self.can_rewind = not model.is_recurrent
         """False: `truncate` can only keep everything or nothing."""
         self._logprobs = LogprobReader(model.vocab)
@@ -234,6 +249,50 @@ class Context:
         if not 0 <= slot < self._n_slots:
             raise ValueError(f"there is no slot {slot}")
         return int(self._n.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    # ---- copies and saved states ------------------------------------------------------------------------------------
+
+    def copy(self, source: int, target: int, n_tokens: int) -> bool:
+        """The first `n_tokens` cells of `source` become the whole content of `target`; what was there is dropped.
+
+        In a pool they are shared, for nothing. Between streams they go through host memory, about 7 ms per 1,024 tokens of a small
+        model: the library's own copy takes a whole stream, used or not, and only with the next decode, so that a state saved or
+        restored before it would be wrong. False = not possible (a model that cannot rewind, asked for a part); `target` is then empty.
+        """
+        self.truncate(target, 0)
+        present = self.n_tokens(source)
+        if n_tokens > present or (n_tokens < present and not self.can_rewind):
+            return n_tokens <= 0
+        if self.unified:
+            self._n.llama_memory_seq_cp(self._memory, source, target, -1 if n_tokens == present else 0, n_tokens)
+            return self.n_tokens(target) == n_tokens
+        state = self.save(source)
+        return state is not None and self.restore(target, state) and self.truncate(target, n_tokens)
+
+    def state_bytes(self, slot: int) -> int:
+        """What `save` would take, bytes."""
+        return int(self._n.llama_state_seq_get_size(self.handle, slot))
+
+    def save(self, slot: int) -> SavedState | None:
+        """The slot's cells as they are, in host memory; the slot keeps them. None = it cannot be saved."""
+        size = self.state_bytes(slot)
+        try:
+            data = (ctypes.c_uint8 * size)()
+        except MemoryError:
+            return None
+        written = int(self._n.llama_state_seq_get_data(self.handle, data, size, slot))
+        return SavedState(data, written) if written else None
+
+    def restore(self, slot: int, state: State) -> bool:
+        """The slot's whole content becomes what was saved, to the bit. False = no room, or not this model's; the slot is then empty."""
+        self.truncate(slot, 0)
+        if not isinstance(state, SavedState):
+            return False
+        with messages.collect():  # that there is no room is no news
+            read = int(self._n.llama_state_seq_set_data(self.handle, state.data, state.n_bytes, slot))
+        if not read:
+            self._n.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        return bool(read)
 
     def draw(self, draws: Sequence[Draw]) -> list[Drawn | Exception]:
         """Draw tokens from the logits of the last decode, for several sequences side by side. Result i belongs to draw i."""

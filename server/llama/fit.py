@@ -5,8 +5,8 @@ Knows no native library. All sizes are bytes, all lengths tokens.
 The rule where nothing is asked for: 16 slots of `WANTED_CTX` tokens, within a budget of half of the memory that the weights leave.
 A cache is zeroed when it is made, at 1 to 4 GB/s (small or huge pages), so the budget is also no more than the weights or
 `ALWAYS_FINE`, whichever is larger: starting never takes much longer for a cache that nobody asked for. If that is too much, slots
-get shorter first (not below `MIN_CTX`), then fewer (not below `MIN_SLOTS`); if even that does not fit the memory, the answer is an
-error with the numbers.
+get shorter first (not below `MIN_CTX`), then fewer (not below `MIN_SLOTS`); if even that does not fit the memory, the slots draw on one
+pool, in which any of them may use all of it; and if not even one request fits, the answer is an error with the numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from server.errors import OperatorError
 WANTED_SLOTS, MIN_SLOTS = 16, 4
 WANTED_CTX, MIN_CTX = 8192, 2048
 ALWAYS_FINE = 1600 << 20
+USEFUL_CTX = 512
+"""Where a slot of its own would have fewer tokens than this, the slots draw on a pool."""
+HOLDERS = 32
+"""Slots of a pool beyond those that run at once: they hold prefixes, and cost nothing else."""
 PAD = 256
 """The native library rounds a slot's cells up to a multiple of this."""
 _MARGIN = 0.95
@@ -41,16 +45,19 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`n_ctx` = `n_slots` x `n_ctx_slot`; `why` is one sentence for the log."""
+    """`n_slots` requests at once, each of up to `n_ctx_slot` tokens, in a cache of `n_ctx` cells; `why` is one sentence for the log."""
 
     n_slots: int
     n_ctx_slot: int
     cache_bytes: int
     why: str
+    unified: bool = False
+    n_pool: int = 0
+    """Cells of the pool."""
 
     @property
     def n_ctx(self) -> int:
-        return self.n_slots * self.n_ctx_slot
+        return self.n_pool if self.unified else self.n_slots * self.n_ctx_slot
 
 
 def layer_cells(n_kv_heads: list[int], key_length: int, value_length: int, key_bytes: float, value_bytes: float) -> int:
@@ -59,8 +66,8 @@ def layer_cells(n_kv_heads: list[int], key_length: int, value_length: int, key_b
     return int(heads * (key_length * key_bytes + value_length * value_bytes))
 
 
-def fit(needs: Needs, free_bytes: int, *, ctx_size: int = 0, parallel: int | None = None) -> Fit:
-    """Choose slots and context. `ctx_size`: cells in all (0 = choose); `parallel`: slots (None = choose).
+def fit(needs: Needs, free_bytes: int, *, ctx_size: int = 0, parallel: int | None = None, kv: str = "streams") -> Fit:
+    """Choose slots and context. `ctx_size`: cells in all (0 = choose); `parallel`: slots (None = choose); `kv`: auto, streams, unified.
 
     Raises:
         OperatorError: what is asked for, or the least that makes sense, does not fit the memory.
@@ -68,11 +75,30 @@ def fit(needs: Needs, free_bytes: int, *, ctx_size: int = 0, parallel: int | Non
     if parallel is not None and not 1 <= parallel <= needs.max_slots:
         raise OperatorError(f"{parallel} slots are not possible", hint=f"--parallel takes 1 to {needs.max_slots}")
     spare = max(0, free_bytes - needs.weight_bytes)
+    budget = min(spare // 2, max(ALWAYS_FINE, needs.total_weight_bytes)) - needs.fixed_bytes
     if ctx_size > 0:
         found = _requested(needs, ctx_size, parallel)
+        if kv == "unified" or (kv == "auto" and found.n_slots > 1 and found.n_ctx_slot < min(USEFUL_CTX, _train(needs))):
+            found = _pooled(
+                needs, _padded(ctx_size), found.n_slots, f"{found.n_slots} slots draw on one pool of {_padded(ctx_size)} tokens"
+            )
         return _checked(needs, found, spare, explicit=True)
-    budget = min(spare // 2, max(ALWAYS_FINE, needs.total_weight_bytes)) - needs.fixed_bytes
-    return _checked(needs, _chosen(needs, budget, parallel), spare, explicit=parallel is not None)
+    found = _chosen(needs, budget, parallel)
+    if kv == "unified" or (kv == "auto" and found.cache_bytes > max(0, budget) and found.cache_bytes + needs.fixed_bytes > spare * _MARGIN):
+        n_pool = max(min(MIN_CTX, _train(needs)), _length(needs, max(budget, int(spare * _MARGIN) - needs.fixed_bytes), 1))
+        n_pool = min(n_pool, found.n_slots * found.n_ctx_slot)
+        found = _pooled(needs, n_pool, found.n_slots, f"{found.n_slots} slots draw on one pool of {n_pool} tokens, which fits the memory")
+    return _checked(needs, found, spare, explicit=parallel is not None)
+
+
+def _pooled(needs: Needs, n_pool: int, n_slots: int, why: str) -> Fit:
+    n_ids = min(needs.max_slots, n_slots + HOLDERS)
+    return Fit(n_slots, min(n_pool, _train(needs)), needs.cell_bytes * n_pool + needs.slot_bytes * n_ids, why, unified=True, n_pool=n_pool)
+
+
+def cache_ram(free_bytes: int, asked: int | None) -> int:
+    """Bytes of host memory for saved prefixes: as asked for, else a quarter of what is still free, 8 GiB at most."""
+    return asked if asked is not None else max(0, min(8 << 30, free_bytes // 4))
 
 
 def _chosen(needs: Needs, budget: int, parallel: int | None) -> Fit:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from server.engine.ports import DraftModel
 from server.llama import backends, hardware, probe
 from server.llama.backends import Device
 from server.llama.context import DETERMINISTIC_KV_TYPE, KV_TYPES, Context, kv_type
 from server.llama.cpu import CpuChoice, choose_cpu
-from server.llama.fit import Fit, Needs, fit, layer_cells, shown
+from server.llama.fit import HOLDERS, Fit, Needs, cache_ram, fit, layer_cells, shown
 from server.llama.library import library_directory, native
 from server.llama.model import Model, load_model
 from server.llama.vocab import Vocabulary
@@ -30,6 +31,7 @@ class Runtime:
     def __init__(self, model: Model, decoder: Context, info: ModelInfo) -> None:
         self._model = model
         self.decoder = decoder
+        self.draft: DraftModel | None = None
         self.info = info
 
     @property
@@ -69,17 +71,21 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
         packed = max(0, hardware.private_memory() - private)
         on_progress("context", 0.0)
         needs = _needs(model, type_k, type_v, packed, settings.ubatch_size)
-        found = fit(needs, hardware.free_memory(), ctx_size=settings.ctx_size, parallel=settings.parallel)
+        kv = "streams" if settings.deterministic else settings.kv
+        free = hardware.free_memory()
+        found = fit(needs, free, ctx_size=settings.ctx_size, parallel=settings.parallel, kv=kv)
         n_threads = settings.threads or hardware.usable_cpus()
         decoder = Context(
             model,
             n_ctx=found.n_ctx,
-            n_slots=found.n_slots,
+            n_slots=min(needs.max_slots, found.n_slots + HOLDERS) if found.unified else found.n_slots,
             n_batch=settings.batch_size,
             n_ubatch=settings.ubatch_size,
             n_threads=n_threads,
             type_k=type_k,
             type_v=type_v,
+            unified=found.unified,
+            n_running=found.n_slots,
         )
     except BaseException:
         model.close()
@@ -87,6 +93,14 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
     on_progress("context", 1.0)
     log.info("%s; KV cache %s/%s takes %s; %d threads", found.why, type_k, type_v, shown(found.cache_bytes), n_threads)
     info = _info(settings, model, decoder, choice, gpus, found, (type_k, type_v))
+    info = msgspec.structs.replace(
+        info,
+        deterministic=settings.deterministic and not gpus and not found.unified,
+        kv_unified=found.unified,
+        can_rewind=decoder.can_rewind,
+        cache_ram=cache_ram(free - found.cache_bytes - needs.fixed_bytes, settings.cache_ram),
+        spec=_speculation(settings, decoder),
+    )
     return Runtime(model, decoder, msgspec.structs.replace(info, load_seconds=round(time.monotonic() - started, 3)))
 
 
@@ -94,6 +108,13 @@ def _kv_types(settings: RunnerSettings) -> tuple[str, str]:
     if settings.deterministic:
         return DETERMINISTIC_KV_TYPE, DETERMINISTIC_KV_TYPE
     return kv_type(settings.cache_type_k), kv_type(settings.cache_type_v)
+
+
+def _speculation(settings: RunnerSettings, decoder: Context) -> str:
+    """What guesses ahead. A model that cannot take a wrong guess back is not guessed for."""
+    if settings.spec == "off" or not decoder.can_rewind:
+        return "off"
+    return "ngram"
 
 
 def _gpus(requested: str) -> list[Device]:
@@ -173,9 +194,9 @@ def _info(
         vocab_type=model.vocab.kind,
         n_embd=model.n_embd,
         n_ctx_train=model.n_ctx_train,
-        n_ctx=decoder.n_ctx_slot * decoder.n_slots,
+        n_ctx=decoder.n_cells,
         n_ctx_slot=decoder.n_ctx_slot,
-        n_slots=decoder.n_slots,
+        n_slots=found.n_slots,
         chat_template=model.chat_template,
         bos_token=model.vocab.bos_text(),
         eos_token=model.vocab.eos_text(),

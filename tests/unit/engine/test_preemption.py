@@ -168,7 +168,7 @@ def test_guesses_change_nothing_but_the_number_of_steps(unified: bool) -> None:
                     ahead[-1] = (ahead[-1] + 1) % 256
                 sequence.drafts = ahead[: max(0, sequence.n_remain(300) - 1)]
 
-    guesser.guess = oracle  # type: ignore[method-assign,assignment]
+    guesser.guess = oracle  # type: ignore[method-assign]
     world.drain()
     for number in range(4):
         world.check_answer(number)

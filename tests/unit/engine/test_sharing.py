@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from server.protocol import Finished, Started
@@ -104,7 +106,7 @@ def test_nobody_waits_for_a_leader_of_a_lower_class() -> None:
 @pytest.mark.parametrize("decoder", decoders(), ids=["streams", "pool"])
 def test_nothing_is_shared_across_namespaces_or_without_consent(decoder: FakeDecoder) -> None:
     world = World(decoder, n_running=3)
-    groups = [{"namespace": "a"}, {"namespace": "b"}, {"cache_prompt": False}]
+    groups: list[dict[str, Any]] = [{"namespace": "a"}, {"namespace": "b"}, {"cache_prompt": False}]
     together = [world.submit(SYSTEM, max_tokens=3, **group) for group in groups]
     world.drain()
     later = [world.submit(SYSTEM, max_tokens=3, namespace="c"), world.submit(SYSTEM, max_tokens=3, cache_prompt=False)]
