@@ -1,69 +1,64 @@
-"""Which free slot a request gets. Pure; knows slots and their tokens, no queue, no decoder.
+"""Which free slot a request gets. Pure arithmetic; knows no queue, no decoder, no tokens.
 
 All costs are in tokens of prefill, which is what a wrong choice is paid in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-from server.engine.request import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 KEEP_WEIGHT = 0.25
-"""A token in an idle slot is worth this many tokens of prefill just after its use; half of it after n_slots further admissions."""
+"""A token in an idle slot is worth this many tokens of prefill just after its use; half of it after each slot was used once more."""
 HOLE_COST = 64
 """Running slots that are not neighbours decode in separate graphs; one graph more is worth this much prefill."""
-_STRIDE = 512
+COPY_RATE = 700
+"""Cells that are copied, saved or restored in the time of one token of prefill."""
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """`tokens` are those in the cells while nobody runs here; a running sequence knows its own."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A free slot that holds the first `n_own` tokens of the prompt. What is lost with the rest of its content: `lost_rest` if
+    those stay, `lost_all` if not. `n_graphs`: graphs more (or fewer) in a step if it is taken."""
 
-    id: int
-    tokens: list[int] = field(default_factory=list)
-    sequence: Sequence | None = None
-    last_used: int = 0
-    """Admission count when it was last given up."""
-
-    @property
-    def n_cells(self) -> int:
-        return self.sequence.n_computed if self.sequence else len(self.tokens)
+    slot: int
+    n_own: int = 0
+    lost_rest: float = 0.0
+    lost_all: float = 0.0
+    n_graphs: int = 0
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common beginning."""
-    n = min(len(a), len(b))
-    start = 0
-    while start < n and a[start : min(start + _STRIDE, n)] == b[start : min(start + _STRIDE, n)]:
-        start += _STRIDE
-    for index in range(start, min(start + _STRIDE, n)):
-        if a[index] != b[index]:
-            return index
-    return n
+def cheapest(places: Iterable[Place], n_elsewhere: float) -> tuple[int, bool]:
+    """The slot to take, and whether its own content is used rather than `n_elsewhere` tokens, costs deducted, that any slot can be
+    given. Equal costs: own content, then the lowest slot. There is at least one place."""
+    best: tuple[float, bool, int] | None = None
+    for place in places:
+        fetched = HOLE_COST * place.n_graphs + place.lost_all - n_elsewhere
+        best = min(best or (fetched, True, place.slot), (fetched, True, place.slot))
+        if place.n_own:
+            best = min(best, (HOLE_COST * place.n_graphs + place.lost_rest - place.n_own, False, place.slot))
+    assert best is not None
+    return best[2], not best[1]
 
 
-def choose_slot(slots: list[Slot], prompt: list[int], *, reuse: bool, admissions: int) -> tuple[Slot, int]:
-    """The cheapest free slot for `prompt` and how many of its cells can stay (never the last prompt token: it has to be evaluated).
-
-    What counts: tokens to compute, idle content destroyed (less the longer it has been idle), and whether the running slots stay
-    neighbours. Equal costs: the lowest id. `slots` holds at least one free slot.
-    """
-    running = {slot.id for slot in slots if slot.sequence is not None}
-    best: tuple[float, int] | None = None
-    choice = (slots[0], 0)
-    for slot in slots:
-        if slot.sequence is not None:
-            continue
-        kept = min(common_prefix(slot.tokens, prompt), len(prompt) - 1) if reuse and slot.tokens else 0
-        lost = (len(slot.tokens) - kept) * KEEP_WEIGHT * 0.5 ** ((admissions - slot.last_used) / len(slots))
-        graphs = (1 - _adjacent(slot.id, running)) if running else 0
-        cost = (len(prompt) - kept) + lost + HOLE_COST * graphs
-        if best is None or (cost, slot.id) < best:
-            best, choice = (cost, slot.id), (slot, kept)
-    return choice
+def worth(n_tokens: int, age: int, n_slots: int) -> float:
+    """What idle content is worth that was last used `age` uses of slots ago."""
+    return float(n_tokens * KEEP_WEIGHT * 0.5 ** (age / n_slots))
 
 
-def _adjacent(slot_id: int, running: Iterable[int]) -> int:
-    return sum(neighbour in running for neighbour in (slot_id - 1, slot_id + 1))
+def more_graphs(slot: int, taken: Collection[int]) -> int:
+    """How many graphs more a step has if `slot` joins the taken ones: -1, 0 or 1."""
+    return 1 - (slot - 1 in taken) - (slot + 1 in taken) if taken else 0
+
+
+def gap(taken: Collection[int], n_slots: int) -> tuple[int, int] | None:
+    """(Taken slot, free slot): the next of the fewest moves after which the taken ones are neighbours. None = they are."""
+    places = sorted(taken)
+    n_taken = len(places)
+    if not places or places[-1] - places[0] < n_taken:
+        return None
+    starts = sorted({min(slot, n_slots - n_taken) for slot in places})
+    first = max(starts, key=lambda start: bisect_left(places, start + n_taken) - bisect_left(places, start))
+    window = range(first, first + n_taken)
+    return max(slot for slot in places if slot not in window), next(slot for slot in window if slot not in taken)
