@@ -112,9 +112,10 @@ class Fuzz:
 
     # ---- what may happen ---------------------------------------------------------------------------------------
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, least: int = 12) -> None:
+        """For so long, and until `least` requests have ended by themselves."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until or len(self.whole) < least:
             for _ in range(self.rng.randrange(3)):
                 self._act()
             self.step()

