@@ -25,6 +25,7 @@ MAX_TENSORS = 262_144
 MAX_KEY_BYTES = 65_535
 MAX_KEPT_NUMBERS = 4096
 MAX_KEPT_STRINGS = 64
+MAX_VOCAB_DIFFERENCE = 128  # models of one family pad the same vocabulary to different lengths; llama.cpp draws the line here too
 _CHUNK = 1024 * 1024
 
 # GGUF value types: number -> struct code; 8 is a string, 9 an array.
