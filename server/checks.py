@@ -126,6 +126,11 @@ def _check_model(options: Options) -> None:
                     f"--deterministic needs a q8_0 KV cache, but {_name(options, setting)} asks for {getattr(s, setting)}",
                     hint="leave one of the two out",
                 )
+    if s.model_draft is not None and s.spec in ("off", "ngram"):
+        raise OperatorError(
+            f"{_name(options, 'model_draft')} names a draft model, but {_name(options, 'spec')} is {s.spec}, which uses none",
+            hint="leave one of the two out, or use --spec draft",
+        )
     if options.given("chat_template") and options.given("chat_template_file"):
         raise OperatorError("--chat-template and --chat-template-file exclude each other", hint="leave one of the two out")
 

@@ -29,6 +29,7 @@ from server.bundle import (
 from server.commands.arguments import Parser, ProgressLine
 from server.errors import OperatorError
 from server.files import open_input, shown, shown_size
+from server.gguf import MAX_VOCAB_DIFFERENCE
 from server.lifecycle.console import say
 from server.options import parse_embedded
 from server.spawn import is_frozen
@@ -144,11 +145,13 @@ def _extras(options: argparse.Namespace, weights: Weights) -> list[PayloadSource
         draft = from_file(options.draft.expanduser().absolute())
         if draft.facts.parts:
             raise OperatorError(f"the draft model {shown(draft.path.name)} is split; it must be in one piece")
-        if draft.facts.n_vocab != weights.facts.n_vocab:
+        if not draft.facts.n_vocab or abs(draft.facts.n_vocab - weights.facts.n_vocab) > MAX_VOCAB_DIFFERENCE:
             raise OperatorError(
                 f"the draft model has {draft.facts.n_vocab} tokens and the model {weights.facts.n_vocab}; a draft needs the same vocabulary"
             )
         found.append(PayloadSource(_payload_name(draft), "draft", FileRange(draft.path, draft.offset, draft.size)))
+    elif weights.bundle is not None and (payload := weights.bundle.payload("draft")) is not None:
+        found.append(PayloadSource(payload.name, "draft", weights.bundle.range(payload)))
     return found
 
 

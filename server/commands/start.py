@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.cache import default_cache_dir
-from models.resolve import Weights, resolve
+from models.resolve import Weights, from_file, resolve
 from server.bundle_format import MAX_TEMPLATE_BYTES
 from server.checks import checked
 from server.commands.early import check_hardware
 from server.errors import OperatorError
-from server.files import open_input, reason, shown
+from server.files import FileRange, open_input, reason, shown
 from server.lifecycle import extraction
 from server.options import Options, load
 from server.protocol import RunnerSettings
@@ -71,12 +71,32 @@ def prepare(options: Options, argv: Sequence[str], environment: Mapping[str, str
     if weights.args:
         options = checked(load(argv, environment, weights.args))
     check_hardware(options.settings)
-    return Start(options, weights, _template(options, weights), _runner_settings(options.settings, weights, cache_dir))
+    return Start(
+        options,
+        weights,
+        _template(options, weights),
+        _runner_settings(options.settings, weights, _draft(options.settings, weights), cache_dir),
+    )
 
 
 def watched_parent() -> bool:
     """Whether the process that started us is the one-file bootloader, without which we must not go on."""
     return extraction.own_directory() is not None
+
+
+def _draft(s: Settings, weights: Weights) -> FileRange | None:
+    """Where the draft model lies: in the file named, else beside the weights in their capsule."""
+    if s.spec not in ("auto", "draft"):
+        return None
+    if s.model_draft is not None:
+        named = from_file(Path(s.model_draft).expanduser().absolute())
+        return FileRange(named.path, named.offset, named.size)
+    payload = weights.bundle.payload("draft") if weights.bundle is not None else None
+    if weights.bundle is not None and payload is not None:
+        return weights.bundle.range(payload)
+    if s.spec == "draft":
+        raise OperatorError("--spec draft needs a draft model", hint="name one with --model-draft FILE, or use --spec ngram")
+    return None
 
 
 def _template(options: Options, weights: Weights) -> str | None:
@@ -118,7 +138,7 @@ def _read_template(path: Path) -> str:
         raise OperatorError(f"--chat-template-file: {shown(path)} is not UTF-8 text") from None
 
 
-def _runner_settings(s: Settings, weights: Weights, cache_dir: Path) -> RunnerSettings:
+def _runner_settings(s: Settings, weights: Weights, draft: FileRange | None, cache_dir: Path) -> RunnerSettings:
     return RunnerSettings(
         path=os.fspath(weights.path),
         offset=weights.offset,
@@ -145,6 +165,9 @@ def _runner_settings(s: Settings, weights: Weights, cache_dir: Path) -> RunnerSe
         batch_window=s.batch_window / 1e3,
         spec=s.spec,
         spec_draft_max=s.spec_draft_max,
+        draft_path=None if draft is None else os.fspath(draft.path),
+        draft_offset=0 if draft is None else draft.offset,
+        draft_size=0 if draft is None else draft.size,
         cache_dir=os.fspath(cache_dir),
         verbose=s.verbose,
     )

@@ -122,4 +122,8 @@ def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
     assert "--deterministic" in _refused(["--deterministic", "-ctk", "f16"])
     assert checked(load(["--deterministic", "-ctk", "q8_0"], {}))
     assert "--ubatch-size" in _refused(["--batch-size", "64", "--ubatch-size", "128"])
+    for spec in ("off", "ngram"):
+        message = _refused(["--spec", spec], {"CAPSULE_MODEL_DRAFT": "d.gguf"})
+        assert "CAPSULE_MODEL_DRAFT" in message and f"--spec is {spec}" in message
+    assert checked(load(["--spec", "draft", "-md", "d.gguf"], {})) and checked(load(["-md", "d.gguf"], {}))
     assert checked(load(["--batch-size", "64"], {}))

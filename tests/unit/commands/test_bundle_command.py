@@ -67,6 +67,20 @@ def test_arguments_template_and_draft_are_laid_in(runtime: Path, weights: Path, 
     assert found.bundle is not None and found.bundle.payload("draft") is not None and found.bundle.verify() == []
 
 
+def test_a_draft_goes_with_the_weights_of_another_capsule(runtime: Path, weights: Path, tmp_path: Path) -> None:
+    """Unless another one is named; its vocabulary may be padded otherwise, as models of one family are."""
+    tokens = [*kit.METADATA["tokenizer.ggml.tokens"], "padding"]
+    draft = kit.write(tmp_path / "draft.gguf", kit.gguf({**kit.METADATA, "tokenizer.ggml.tokens": tokens}))
+    first, second, third = (tmp_path / f"{name}.exe" for name in ("first", "second", "third"))
+    _run(weights, "-o", first, "--runtime", runtime, "--draft", draft)
+    _run(first, "-o", second, "--runtime", runtime)
+    _run(first, "-o", third, "--runtime", runtime, "--draft", kit.write(tmp_path / "other draft.gguf", kit.gguf()))
+    for path, name in ((second, "draft.gguf"), (third, "other draft.gguf")):
+        made = Bundle.open(path)
+        assert made is not None and made.verify() == []
+        assert [payload.name for payload in made.payloads if payload.kind == "draft"] == [name]
+
+
 @pytest.mark.parametrize("spelling", [["--args", "--deterministic"], ["--args=--deterministic"]])
 def test_a_single_flag_as_argument(runtime: Path, weights: Path, tmp_path: Path, spelling: list[str]) -> None:
     _run(weights, "-o", tmp_path / "new.exe", "--runtime", runtime, *spelling)

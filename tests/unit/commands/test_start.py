@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from models.resolve import Weights
+from server.bundle import Bundle, PayloadSource
 from server.commands import start as module
 from server.commands.serve import _End
 from server.commands.start import Start, prepare, read_options
@@ -16,14 +17,15 @@ from server.errors import OperatorError
 from server.lifecycle import extraction
 from server.lifecycle.instance import Registration
 from server.lifecycle.stop import Stopper
+from tests import capsule_kit as kit
 
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("CAPSULE_CACHE_DIR", str(tmp_path / "cache"))
 
-    def begun(*argv: str, args: tuple[str, ...] = (), template: str | None = None) -> Start:
-        weights = Weights(tmp_path / "m.gguf", 65536, 100, "named", None, template, list(args), cast(Any, None))
+    def begun(*argv: str, args: tuple[str, ...] = (), template: str | None = None, bundle: Bundle | None = None) -> Start:
+        weights = Weights(tmp_path / "m.gguf", 65536, 100, "named", bundle, template, list(args), cast(Any, None))
         monkeypatch.setattr(module, "resolve", lambda model, *, executable, cache_dir: weights)
         return prepare(read_options(argv, {}), argv, {})
 
@@ -52,6 +54,29 @@ def test_deterministic_means_q8_0_and_a_micro_batch_fits_its_batch(begin: Any) -
     assert (told.deterministic, told.cache_type_k, told.cache_type_v) == (True, "q8_0", "q8_0")
     assert begin("-b", "64").runner.ubatch_size == 64
     assert begin("-ctk", "q4_0").runner.cache_type_k == "q4_0"
+
+
+def test_the_draft_model_is_the_one_named_else_the_one_beside_the_weights(begin: Any, tmp_path: Path) -> None:
+    def told(*argv: str, **more: Any) -> tuple[str | None, int, int]:
+        runner = begin(*argv, **more).runner
+        return runner.draft_path, runner.draft_offset, runner.draft_size
+
+    small = kit.write(tmp_path / "small.gguf", kit.gguf())
+    payloads = [PayloadSource("m.gguf", "model", kit.gguf()), PayloadSource("d.gguf", "draft", kit.gguf())]
+    path = kit.capsule(tmp_path / "both.exe", payloads)
+    both = Bundle.open(path)
+    assert both is not None
+    inside, named = both.payloads[1], (str(small), 0, small.stat().st_size)
+    assert told() == told("--spec", "ngram", bundle=both) == told("--spec", "off", bundle=both) == (None, 0, 0)
+    assert told("-md", str(small)) == told("-md", str(small), "--spec", "draft", bundle=both) == named
+    assert told(bundle=both) == told("--spec", "draft", bundle=both) == (str(path), inside.offset, inside.size)
+    assert told("-md", str(path)) == (str(path), both.payloads[0].offset, both.payloads[0].size), "a capsule named gives its weights"
+    with pytest.raises(OperatorError, match="--spec draft needs a draft model"):
+        begin("--spec", "draft")
+    with pytest.raises(OperatorError, match="nowhere"):
+        begin("-md", str(tmp_path / "nowhere.gguf"))
+    with pytest.raises(OperatorError, match="neither a GGUF"):
+        begin("-md", str(kit.write(tmp_path / "text", b"text")))
 
 
 def test_the_nearest_chat_template_wins(begin: Any, tmp_path: Path) -> None:
