@@ -60,6 +60,11 @@ class _Span:
     def start(self) -> int:
         return 0 if self.above is None else self.above.end
 
+    def absorb(self) -> None:
+        """Take over the spans above that nobody else needs: there are never many on the way up."""
+        while self.above is not None and self.above.above is not None and self.above.n_below == 1:
+            self.above = self.above.above
+
 
 class SharedCells:
     """One pool: copies share cells. Since only beginnings are shared and all that is new is appended, spans of cells form a tree."""
@@ -98,6 +103,7 @@ class SharedCells:
         for slot in slots:
             span = self._last[slot]
             while span not in seen:
+                span.absorb()
                 seen.add(span)
                 n_cells += span.end - span.start
                 assert span.above is not None
@@ -106,8 +112,10 @@ class SharedCells:
 
     def _at(self, span: _Span, n_cells: int) -> _Span:
         """The span that ends after `n_cells` on the way to `span`; one is cut in two if there is none."""
-        while span.start >= n_cells and span.above is not None:
+        span.absorb()
+        while span.above is not None and span.start >= n_cells:
             span = span.above
+            span.absorb()
         if span.end == n_cells or span.above is None:
             return span
         upper = _Span(span.above, n_cells)

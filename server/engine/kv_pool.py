@@ -25,6 +25,8 @@ class PoolStore(SlotStore[SharedCells]):
         return self._decoder.n_cells - self._cells.used_by(self._taken)
 
     def make_room(self, n_cells: int) -> bool:
+        if n_cells > self.room():
+            return False
         while self._decoder.n_cells - self._cells.n_used < n_cells:
             slot = self._next_to_go()
             if slot is None:

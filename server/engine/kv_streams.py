@@ -6,7 +6,7 @@ Streams batch only consecutive slot ids, so a gap between taken slots is one gra
 from __future__ import annotations
 
 from server.engine.cells import OwnCells
-from server.engine.placement import gap, more_graphs
+from server.engine.placement import copy_cost, gap, more_graphs
 from server.engine.ports import Decoder, State
 from server.engine.slots import WORTH_SAVING, SlotStore
 
@@ -26,8 +26,8 @@ class StreamStore(SlotStore[OwnCells]):
     def _n_graphs(self, slot: int) -> int:
         return more_graphs(slot, self._taken)
 
-    def _n_moved(self, slot: int) -> int:
-        return self._cells.held(slot)
+    def _copy_cost(self, slot: int) -> float:
+        return copy_cost(self._cells.held(slot))
 
     def hole(self) -> tuple[int, int] | None:
         return gap(self._taken, self._decoder.n_slots)

@@ -14,7 +14,7 @@ KEEP_WEIGHT = 0.25
 HOLE_COST = 64
 """Running slots that are not neighbours decode in separate graphs; one graph more is worth this much prefill."""
 COPY_RATE = 700
-"""Cells that are copied, saved or restored in the time of one token of prefill."""
+"""Cells that are copied, saved or restored in the time of one token of prefill; the call itself costs another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ def cheapest(places: Iterable[Place], n_elsewhere: float) -> tuple[int, bool]:
             best = min(best, (HOLE_COST * place.n_graphs + place.lost_rest - place.n_own, False, place.slot))
     assert best is not None
     return best[2], not best[1]
+
+
+def copy_cost(n_cells: int) -> float:
+    return 1 + n_cells / COPY_RATE
 
 
 def worth(n_tokens: int, age: int, n_slots: int) -> float:

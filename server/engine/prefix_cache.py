@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from server.engine.ports import State
-from server.engine.prefix_tree import PrefixTree, packed
+from server.engine.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class PrefixCache:
             return 0
         tree = self._trees[namespace]
         if self.whole:
-            return tree.n_tokens(holder) if tree.is_unique(holder) else 0
+            return 0 if tree.twins(holder) else tree.n_tokens(holder)
         return tree.n_alone(holder)
 
     # ---- queries ---------------------------------------------------------------------------------------------------
@@ -139,10 +139,10 @@ class PrefixCache:
         self.hold(saved, entry.namespace, entry.tokens)
         return True
 
-    def is_saved(self, entry: Entry) -> bool:
-        """Whether there is a state of exactly these tokens."""
-        n_tokens, tree = len(entry.tokens), self._trees.get(entry.namespace)
-        return tree is not None and any(n == n_tokens and isinstance(holder, Saved) for n, holder in tree.ends(entry.tokens))
+    def is_saved(self, holder: Holder) -> bool:
+        """Whether there is a saved state of exactly the same tokens."""
+        namespace = self._namespaces.get(holder)
+        return namespace is not None and any(isinstance(twin, Saved) for twin in self._trees[namespace].twins(holder))
 
     def used(self, saved: Saved) -> None:
         """It goes last now."""
@@ -186,7 +186,3 @@ class PrefixCache:
         for holder in covered:
             if isinstance(holder, Saved):
                 self.discard(holder)
-
-
-def entry_of(namespace: str, tokens: Seq[int]) -> Entry:
-    return Entry(namespace, packed(tokens))

@@ -101,9 +101,9 @@ class PrefixTree(Generic[Key]):
         node = self._nodes[key]
         return 0 if node.children or len(node.keys) > 1 else len(node.edge)
 
-    def is_unique(self, key: Key) -> bool:
-        """Whether no other entry has exactly the same tokens."""
-        return len(self._nodes[key].keys) == 1
+    def twins(self, key: Key) -> list[Key]:
+        """The other entries of exactly the same tokens."""
+        return [other for other in self._nodes[key].keys if other != key]
 
     # ---- queries ---------------------------------------------------------------------------------------------------
 

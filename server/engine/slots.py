@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from server.engine.cells import Cells
 from server.engine.kv import Attached, KvFigures
-from server.engine.placement import COPY_RATE, KEEP_WEIGHT, Place, cheapest, worth
+from server.engine.placement import KEEP_WEIGHT, Place, cheapest, copy_cost, worth
 from server.engine.ports import Decoder, State
-from server.engine.prefix_cache import Entry, Holder, PrefixCache, Saved, entry_of
+from server.engine.prefix_cache import Holder, PrefixCache, Saved
 
 WORTH_SAVING = 64
 """Idle content goes to host memory, rather than nowhere, if so many tokens of it are held by nobody else."""
@@ -26,16 +26,11 @@ AnyCells = TypeVar("AnyCells", bound=Cells)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Somebody who holds the first `n_tokens` of a prompt; to get them, `n_moved` cells are copied."""
+    """Somebody who holds the first `n_tokens` of a prompt. `gain`: tokens of prefill that it saves, less what the copy costs."""
 
     holder: Holder
     n_tokens: int
-    n_moved: int
-
-    @property
-    def gain(self) -> float:
-        """Tokens of prefill that it saves, less what the copy costs."""
-        return self.n_tokens - self.n_moved / COPY_RATE
+    gain: float
 
 
 class SlotStore(Generic[AnyCells]):
@@ -58,9 +53,9 @@ class SlotStore(Generic[AnyCells]):
         """Graphs more in a step if this slot is taken."""
         return 0
 
-    def _n_moved(self, slot: int) -> int:
-        """Cells that are copied when another slot gets a part of this one's."""
-        return 0
+    def _copy_cost(self, slot: int) -> float:
+        """What it costs to give another slot a part of this one's cells, in tokens of prefill."""
+        return 0.0
 
     def make_room(self, n_cells: int) -> bool:
         return True
@@ -92,6 +87,9 @@ class SlotStore(Generic[AnyCells]):
         if in_place:
             self._keep(slot, own[slot])
         else:
+            # What is wanted must not be what has to go for the sake of the slot's old content.
+            for source in sources[:1]:
+                self._touch(source.holder)
             self._empty(slot)
             for source in sources:
                 if self._fetch(source, slot):
@@ -120,7 +118,7 @@ class SlotStore(Generic[AnyCells]):
     def publish(self, slot: int, namespace: str, tokens: Seq[int]) -> None:
         self._cache.hold(slot, namespace, tokens[: self._cells.held(slot)])
         self._keep_entry_true(slot)
-        if self._cache.whole and self._cache.n_tokens(slot) >= CHECKPOINT_LEAST and self._cache.n_alone(slot):
+        if self._cache.whole and self._cache.n_tokens(slot) >= CHECKPOINT_LEAST and not self._cache.is_saved(slot):
             self._save(slot)
 
     def release(self, slot: int, namespace: str, tokens: Seq[int], *, keep: bool) -> None:
@@ -177,11 +175,11 @@ class SlotStore(Generic[AnyCells]):
             return 0.0
         value = worth(n_lost, self._uses - self._used_at[slot], self._decoder.n_slots)
         # Saved now, restored when it is wanted: that is all it costs as long as there is memory for it.
-        return min(value, 2 * self._cells.held(slot) / COPY_RATE) if n_lost >= WORTH_SAVING and self._can_save else value
+        return min(value, 2 * copy_cost(self._cells.held(slot))) if n_lost >= WORTH_SAVING and self._can_save else value
 
     def _n_lost(self, slot: int, n_kept: int) -> int:
         """Tokens that nobody holds any more if all but the first of an idle slot go."""
-        return max(0, min(self._cache.n_alone(slot), self._cells.held(slot) - n_kept)) if self._cells.held(slot) else 0
+        return max(0, min(self._cache.n_alone(slot), self._cells.held(slot) - n_kept))
 
     def _offers(self, namespace: str, tokens: Seq[int]) -> tuple[dict[int, int], list[Source]]:
         """What free slots hold of a prompt themselves, and who else has it, the best of the slots and of the saved states first."""
@@ -195,8 +193,8 @@ class SlotStore(Generic[AnyCells]):
             is_slot = isinstance(holder, int)
             if isinstance(holder, int) and holder not in self._taken:
                 own[holder] = n_tokens
-            n_moved = self._n_moved(holder) if isinstance(holder, int) else holder.n_tokens
-            source = Source(holder, n_tokens, n_moved)
+            cost = self._copy_cost(holder) if isinstance(holder, int) else copy_cost(holder.n_tokens)
+            source = Source(holder, n_tokens, n_tokens - cost)
             if source.gain > 0 and (is_slot not in best or source.gain > best[is_slot].gain):
                 best[is_slot] = source
                 least = max(least, source.gain)
@@ -216,6 +214,13 @@ class SlotStore(Generic[AnyCells]):
         self._uses += 1
         self._used_at[slot] = self._uses
 
+    def _touch(self, holder: Holder) -> None:
+        """Somebody wants what it holds."""
+        if isinstance(holder, Saved):
+            self._cache.used(holder)
+        else:
+            self._use(holder)
+
     def _keep(self, slot: int, n_tokens: int) -> None:
         """Of a free slot's own content only the first tokens stay; the rest is saved if it is worth it."""
         if self._n_lost(slot, n_tokens) >= WORTH_SAVING:
@@ -232,12 +237,10 @@ class SlotStore(Generic[AnyCells]):
             return self._fetch_saved(holder, slot, source.n_tokens)
         if self._cache.n_tokens(holder) < source.n_tokens:
             return 0
-        self._use(holder)
         self._copy(holder, slot, source.n_tokens)
         return self._cells.held(slot)
 
     def _fetch_saved(self, saved: Saved, slot: int, n_tokens: int) -> int:
-        self._cache.used(saved)
         if not self._restore(slot, saved.state, saved.n_tokens):
             self._cache.discard(saved)
             return 0
@@ -288,6 +291,3 @@ class SlotStore(Generic[AnyCells]):
 
     def _state(self, slot: int) -> State | None:
         return self._decoder.save(slot) if self._cache.could_take(self._decoder.state_bytes(slot)) else None
-
-
-__all__ = ["CHECKPOINT_LEAST", "WORTH_SAVING", "Entry", "SlotStore", "entry_of"]

@@ -1,66 +1,56 @@
-"""A request goes where it recomputes least, destroys least and keeps the running slots neighbours."""
+"""A request goes where it recomputes least, destroys least and keeps the taken slots neighbours."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.placement import Slot, choose_slot, common_prefix
-from server.engine.request import Sequence
-from server.protocol import GenerationRequest
-
-
-def slots(*contents: list[int], running: tuple[int, ...] = ()) -> list[Slot]:
-    out = [Slot(index, tokens=tokens) for index, tokens in enumerate(contents)]
-    for index in running:
-        out[index].sequence = Sequence(index, GenerationRequest(prompt=""), index, [1], 1, 0, 0.0)
-    return out
-
-
-def chosen(slots: list[Slot], prompt: list[int], **options: int) -> tuple[int, int]:
-    slot, kept = choose_slot(slots, prompt, reuse=True, admissions=options.get("admissions", 0))
-    return slot.id, kept
-
-
-PROMPT = list(range(100))
-
-
-@given(st.lists(st.integers(0, 2), max_size=1600), st.integers(0, 1600), st.integers(0, 2))
-def test_common_prefix(tokens: list[int], cut: int, other: int) -> None:
-    changed = tokens[:cut] + [other] + tokens[cut + 1 :]
-    n = 0
-    while n < min(len(tokens), len(changed)) and tokens[n] == changed[n]:
-        n += 1
-    assert common_prefix(tokens, changed) == n
+from server.engine.placement import Place, cheapest, gap, more_graphs, worth
 
 
 def test_empty_slots_fill_from_the_lowest() -> None:
-    assert chosen(slots([], [], []), PROMPT) == (0, 0)
-    assert chosen(slots([], [], [], running=(0,)), PROMPT) == (1, 0)
+    assert cheapest([Place(2), Place(0), Place(1)], 0.0) == (0, False)
 
 
-def test_the_longest_common_prefix_is_reused_but_never_the_whole_prompt() -> None:
-    assert chosen(slots([], PROMPT[:50], PROMPT[:80]), PROMPT) == (2, 80)
-    assert chosen(slots([], PROMPT + [7, 8]), PROMPT) == (1, 99)
+def test_own_content_is_used_unless_more_can_be_had_elsewhere() -> None:
+    assert cheapest([Place(0), Place(1, n_own=50)], 20.0) == (1, True)
+    assert cheapest([Place(0), Place(1, n_own=50)], 80.0) == (0, False)
 
 
-def test_a_short_common_beginning_does_not_destroy_a_conversation() -> None:
-    """Every chat begins with the same template; an empty slot costs 30 tokens, the other one a conversation."""
-    conversation = PROMPT[:30] + [5000] * 1000
-    assert chosen(slots(conversation, []), PROMPT) == (1, 0)
+def test_of_two_slots_the_less_useful_content_goes() -> None:
+    places = [Place(0, lost_rest=9.0, lost_all=9.0), Place(1, lost_rest=3.0, lost_all=3.0)]
+    assert cheapest(places, 5.0) == (1, False)
 
 
-def test_a_hole_between_running_slots_is_filled_before_a_far_slot() -> None:
-    assert chosen(slots([], [], [], [], running=(0, 2)), PROMPT) == (1, 0)
-    assert chosen(slots([], [9] * 40, [], running=(0,)), PROMPT) == (1, 0)
+def test_own_content_is_not_torn_from_a_long_rest_where_an_empty_slot_can_be_given_a_copy() -> None:
+    assert cheapest([Place(0, n_own=40, lost_rest=100.0, lost_all=110.0), Place(1)], 39.0) == (1, False)
 
 
-def test_a_long_idle_conversation_yields_before_a_fresh_one() -> None:
-    two = slots([1] * 400, [2] * 300)
-    two[0].last_used, two[1].last_used = 2, 10
-    assert chosen(two, [3] * 50, admissions=10) == (0, 0)
+def test_a_neighbour_is_preferred_to_a_few_cached_tokens() -> None:
+    assert cheapest([Place(1, n_graphs=0), Place(5, n_own=30, n_graphs=1)], 0.0) == (1, False)
+    assert cheapest([Place(1, n_graphs=0), Place(5, n_own=90, n_graphs=1)], 0.0) == (5, True)
 
 
-def test_without_reuse_no_prefix_counts() -> None:
-    slot, kept = choose_slot(slots(PROMPT, []), PROMPT, reuse=False, admissions=0)
-    assert (slot.id, kept) == (1, 0)
+def test_one_graph_more_beside_none_none_beside_one_one_less_between_two() -> None:
+    assert [more_graphs(slot, {2, 4}) for slot in (0, 1, 3, 5, 6)] == [1, 0, -1, 0, 1]
+    assert more_graphs(3, set()) == 0
+
+
+def test_idle_content_loses_half_its_worth_with_as_many_uses_as_there_are_slots() -> None:
+    assert worth(100, 8, 8) == worth(100, 0, 8) / 2 > 0
+
+
+@given(st.integers(1, 24).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_gaps_are_closed_with_the_fewest_moves(case: tuple[int, set[int]]) -> None:
+    n_slots, taken = case
+    taken = set(taken)
+    n = len(taken)
+    least = min((n - len(taken & set(range(first, first + n))) for first in range(n_slots - n + 1)), default=0)
+    moves = 0
+    while (found := gap(taken, n_slots)) is not None:
+        source, target = found
+        assert source in taken and target not in taken and 0 <= target < n_slots
+        taken = taken - {source} | {target}
+        moves += 1
+        assert moves <= least
+    assert moves == least and (not taken or max(taken) - min(taken) == n - 1)

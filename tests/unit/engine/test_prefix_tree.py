@@ -60,7 +60,7 @@ def test_the_tree_agrees_with_a_list_of_lists(calls: list[tuple[str, int, list[i
     for key, entry in entries.items():
         others = [common(entry, other) for name, other in entries.items() if name != key]
         assert key in tree and list(tree.tokens(key)) == entry and tree.n_tokens(key) == len(entry)
-        assert tree.is_unique(key) == (sum(other == entry for other in entries.values()) == 1)
+        assert sorted(tree.twins(key)) == sorted(name for name, other in entries.items() if other == entry and name != key)
         # What is above a branch or another entry is shared, even where that entry is no longer than it.
         assert tree.n_alone(key) == len(entry) - max(others, default=0)
     for query in [*queries, *entries.values()]:
