@@ -15,6 +15,7 @@ from server.errors import Unsupported
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+    include_queue: bool | None = None
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -64,6 +65,18 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     sse_ping_interval: float | None = None
+
+    # how soon, for whom (see scheduling.py)
+    priority: str | int | None = None
+    timeout: float | None = None
+    session: str | None = None
+    session_id: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    return_queue: bool | None = None
+    n_draft_max: int | None = msgspec.field(name="speculative.n_max", default=None)
 
     # known, not done here (see UNSUPPORTED)
     grammar: Any = None

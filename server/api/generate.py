@@ -25,7 +25,7 @@ from server.http.metrics import SequenceClock
 from server.http.ports import Generation, Progress, Runner
 from server.http.sse import EventStream
 from server.pipes import printable
-from server.protocol import Delta, Finished, GenerationRequest, TokenLogprob
+from server.protocol import Delta, Finished, GenerationRequest, Queued, Started, TokenLogprob
 
 log = logging.getLogger("capsule.prompts")
 
@@ -179,11 +179,25 @@ async def stream(
     async with EventStream(request, ping_interval=ping_interval) as out:
         async with Batch(request, requests, prompt_field=prompt_field) as batch:
             async for index, event in batch:
+                await _tell_place(out, event)
                 await out.send(*view.event(index, event))
                 if not out.started:
                     await out.comment()  # accepted: let the client know, the first token may take long
         await out.send(*view.closing())
         return await out.finish(done=view.done_line)
+
+
+async def _tell_place(out: EventStream, event: Progress) -> None:
+    """Who waits hears where in the queue, in comments that no client minds; the first time also in headers."""
+    if isinstance(event, Queued) and (event.position or event.eta_s):
+        if not out.started:
+            out.response.headers["X-Queue-Position"] = str(event.position)
+            if event.eta_s is not None:
+                out.response.headers["X-Queue-Eta"] = f"{event.eta_s:.1f}"
+        out.ping_text = f"queue position={event.position}" + ("" if event.eta_s is None else f" eta={event.eta_s:.1f}")
+        await out.comment(out.ping_text)
+    elif isinstance(event, Started):
+        out.ping_text = "ping"
 
 
 async def with_text_bias(runner: Runner, options: Options) -> Options:

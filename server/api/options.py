@@ -33,6 +33,8 @@ class Options:
     include_usage: bool
     show_tokens: bool
     timings_per_token: bool
+    show_queue: bool
+    """Positions in the queue come as events of their own."""
     ping_interval: float
     """Seconds; 0 or less: none."""
 
@@ -67,6 +69,7 @@ def parse_options(fields: GenerationFields, settings: Settings, info: ModelInfo,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         show_tokens=bool(fields.return_tokens),
         timings_per_token=timings_per_token,
+        show_queue=stream and bool(fields.return_queue or (fields.stream_options and fields.stream_options.include_queue)),
         ping_interval=max(ping, 0.05) if ping > 0 else 0.0,
     )
 

@@ -23,6 +23,8 @@ def timings_json(timings: Timings) -> dict[str, Any]:
         "predicted_per_token_ms": t.predicted_ms / t.predicted_n if t.predicted_n else 0.0,
         "predicted_per_second": 1000 * t.predicted_n / t.predicted_ms if t.predicted_ms else 0.0,
         "queue_ms": t.queue_ms,
+        **({"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}),
+        **({"n_preemptions": t.n_preemptions} if t.n_preemptions else {}),
     }
 
 
@@ -37,6 +39,9 @@ def joined(all_timings: Sequence[Timings]) -> Timings:
         predicted_n=sum(t.predicted_n for t in all_timings),
         predicted_ms=max(t.predicted_ms for t in all_timings),
         queue_ms=max(t.queue_ms for t in all_timings),
+        draft_n=sum(t.draft_n for t in all_timings),
+        draft_n_accepted=sum(t.draft_n_accepted for t in all_timings),
+        n_preemptions=sum(t.n_preemptions for t in all_timings),
     )
 
 

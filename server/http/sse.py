@@ -43,6 +43,8 @@ class EventStream:
 
     def __init__(self, request: web.Request, *, ping_interval: float, stall_s: float = STALL_SECONDS) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
+        self.ping_text = "ping"
+        """What is said when nothing else is."""
         self._request = request
         self._ping_interval = ping_interval
         self._stall_s = stall_s
@@ -119,7 +121,7 @@ class EventStream:
     async def _ping(self) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
-                await self.comment("ping")
+                await self.comment(self.ping_text)
         except TimeoutError:
             self._cut_off()
             raise ConnectionResetError from None

@@ -9,7 +9,7 @@ from typing import Any
 from server.api.generate import Answer
 from server.api.logprobs import entries
 from server.api.native.completion_wire import NativeCall
-from server.api.openai.stream import progress_json
+from server.api.openai.stream import progress_json, queue_json
 from server.api.timing import LiveTimings, timings_json
 from server.http.ports import Progress
 from server.protocol import Delta, Finished, GenerationRequest, Prefilled, Queued, Started
@@ -25,6 +25,9 @@ def generation_settings(request: GenerationRequest, *, stream: bool) -> dict[str
         "n_predict": request.max_tokens,
         "n_probs": request.n_logprobs or 0,
         "stream": stream,
+        "priority": request.priority,
+        "timeout": request.timeout_s,
+        "speculative.n_max": request.n_draft_max,
     }
 
 
@@ -110,6 +113,8 @@ class NativeStreamView:
             case Started():
                 self._slots[index] = event.slot
                 self._evaluated[index] = event.n_prompt_tokens
+            case Queued() if self._call.options.show_queue:
+                return [self._chunk(index, "", queue=queue_json(event))]
             case Queued() if self._requests[index].return_progress:
                 return [self._chunk(index, "", queue_position=event.position)]
             case Prefilled():

@@ -45,9 +45,25 @@ def props_json(context: AppContext, info: ModelInfo) -> dict[str, Any]:
             "on": info.deterministic,
             "promise": "a greedy answer is the same alone and among others, bit for bit" if info.deterministic else None,
         },
+        "scheduling": scheduling_json(context, info),
         "hardware": hardware_json(info),
         "settings": settings_json(context),
         "uptime_seconds": time.monotonic() - context.started,
+    }
+
+
+def scheduling_json(context: AppContext, info: ModelInfo) -> dict[str, Any]:
+    """What was decided where a setting says auto."""
+    settings = context.settings
+    return {
+        "policy": settings.policy,
+        "kv": "unified" if info.kv_unified else "streams",
+        "can_rewind": info.can_rewind,
+        "cache_ram_bytes": info.cache_ram,
+        "speculation": info.spec,
+        "itl_target_ms": settings.itl_target,
+        "max_queue": settings.max_queue,
+        "request_timeout": settings.request_timeout or None,
     }
 
 

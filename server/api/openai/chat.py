@@ -11,8 +11,10 @@ from server.api.openai.chat_render import ChatStreamView, chat_response
 from server.api.openai.chat_wire import ChatBody, ChatCall, parse_chat
 from server.api.options import Options, expand
 from server.api.respond import json_response
+from server.api.scheduling import admitted
 from server.http.body import read_json
 from server.http.context import CONTEXT, AppContext
+from server.http.limits import check
 from server.http.readiness import require_model
 from server.protocol import GenerationRequest
 
@@ -22,9 +24,12 @@ FIELD = "messages"
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     info = require_model(context)
-    call = parse_chat(await read_json(request, ChatBody), context.settings, info)
+    check(request)
+    body = await read_json(request, ChatBody)
+    call = parse_chat(body, context.settings, info)
+    options = admitted(request, body, call.options, n_prompts=1)
     prompt = await render(context, call)
-    options = await with_text_bias(context.runner, call.options)
+    options = await with_text_bias(context.runner, options)
     requests = chat_requests(options, prompt, info.bos_token)
     identity = Identity.of(context, "chatcmpl-")
     if options.stream:

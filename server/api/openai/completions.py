@@ -11,8 +11,10 @@ from server.api.openai.completions_wire import CompletionBody, CompletionCall, p
 from server.api.options import expand
 from server.api.prompts import prompt_text
 from server.api.respond import json_response
+from server.api.scheduling import admitted
 from server.http.body import read_json
 from server.http.context import CONTEXT, AppContext
+from server.http.limits import check
 from server.http.readiness import require_model
 
 FIELD = "prompt"
@@ -21,8 +23,11 @@ FIELD = "prompt"
 async def completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     info = require_model(context)
-    call = parse_completion(await read_json(request, CompletionBody), context.settings, info)
-    options = await with_text_bias(context.runner, call.options)
+    check(request)
+    body = await read_json(request, CompletionBody)
+    call = parse_completion(body, context.settings, info)
+    options = admitted(request, body, call.options, n_prompts=len(call.prompts))
+    options = await with_text_bias(context.runner, options)
     requests = expand(options.base, call.prompts, options.n)
     prefixes = await _prefixes(context, call)
     identity = Identity.of(context, "cmpl-")

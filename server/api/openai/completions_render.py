@@ -8,7 +8,7 @@ from typing import Any
 from server.api.generate import Answer
 from server.api.identity import Identity
 from server.api.logprobs import CompletionLogprobs
-from server.api.openai.stream import OpenAIStreamView
+from server.api.openai.stream import OpenAIStreamView, ending_json
 from server.api.options import Options
 from server.api.timing import joined, timings_json, usage_json
 from server.protocol import TokenLogprob
@@ -29,7 +29,7 @@ def _choice(index: int, answer: Answer, options: Options, prefix: str) -> dict[s
     choice: dict[str, Any] = {
         "index": index,
         "text": prefix + answer.text,
-        "finish_reason": answer.finished.reason,
+        **ending_json(answer.finished),
         "logprobs": None if options.base.n_logprobs is None else CompletionLogprobs().render(answer.logprobs),
     }
     if options.show_tokens:

@@ -46,13 +46,15 @@ class OpenAIStreamView(ABC):
         match event:
             case Delta() if event.text or event.logprobs or (event.tokens and self._options.show_tokens):
                 chunks.append(self._delta(index, event))
+            case Queued() if self._options.show_queue:
+                chunks.append(self._chunk(self.choice(index, None), queue=queue_json(event)))
             case Queued() if self._options.base.return_progress:
                 chunks.append(self._chunk(self.choice(index, None), queue_position=event.position))
             case Prefilled():
                 chunks.append(self._chunk(self.choice(index, None), prompt_progress=progress_json(event)))
             case Finished():
                 self._finished[index] = event
-                chunks.append(self._chunk({**self.choice(index, None), "finish_reason": event.reason}))
+                chunks.append(self._chunk({**self.choice(index, None), **ending_json(event)}))
                 if len(self._finished) == self._n_sequences and not self._options.include_usage:
                     chunks[-1]["timings"] = self._timings()
         return chunks
@@ -74,6 +76,16 @@ class OpenAIStreamView(ABC):
 
     def _timings(self) -> dict[str, Any]:
         return timings_json(joined([f.timings for f in self._finished.values()]))
+
+
+def ending_json(finished: Finished) -> dict[str, Any]:
+    """How a choice ended. That its time was up is `length` to OpenAI's clients, and said in a member of its own."""
+    timeout = {"stop_type": "timeout"} if finished.stop_type == "timeout" else {}
+    return {"finish_reason": finished.reason, **timeout}
+
+
+def queue_json(event: Queued) -> dict[str, Any]:
+    return {"position": event.position, "eta_s": event.eta_s}
 
 
 def progress_json(event: Prefilled) -> dict[str, Any]:

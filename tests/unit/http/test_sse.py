@@ -82,7 +82,7 @@ async def test_an_event_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web.StreamResponse, "write", write)
     async with running() as live:
         await live.post(CHAT, {**STREAM, "stream_options": {"include_usage": True}})
-    assert all(data.startswith(b"data: ") and data.endswith(b"\n\n") for data in written)
+    assert all(data.startswith((b"data: ", b": ")) and data.endswith(b"\n\n") for data in written)
     assert len(written) == 6, "role, two deltas, the end, usage, [DONE]"
 
 
