@@ -62,6 +62,15 @@ def test_a_capsule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "sha256 of all payloads are right" in text
 
 
+def test_a_draft_model_is_shown_beside_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = kit.gguf({**kit.METADATA, "general.name": "Small"})
+    path = _capsule(tmp_path, payloads=[PayloadSource("m", "model", kit.gguf()), PayloadSource("s.gguf", "draft", small)])
+    report = _json(capsys, path)
+    assert (report["model"]["name"], report["draft"]["name"]) == ("Tiny", "Small")
+    text = _text(capsys, path)
+    assert "s.gguf" in text and "\ndraft\n" in text and "Small" in text
+
+
 def test_the_running_file_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OperatorError, match="no executable to look into"):
         inspect.main([])
