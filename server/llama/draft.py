@@ -28,6 +28,8 @@ P_MIN = 0.5
 """A token that the small model thinks less likely is not guessed, nor anything after it: it would more often be wrong than right."""
 CATCH_UP = 128
 """Most tokens that one call computes to catch up with new texts, so that a long prompt delays nobody's step for long."""
+NEARLY = 16
+"""A text of which no more than this is missing is read along with guessing."""
 MAX_FAILURES = 3
 KV_TYPE = "f16"
 _MOST_GUESSES = 64
@@ -93,13 +95,12 @@ def _shown(text: bytes | None) -> str:
 
 @dataclass(slots=True)
 class _Stream:
-    """A sequence within one call: what is fed next, and the guesses so far. `guessing`: nothing is missing behind `feed`."""
+    """A sequence within one call: what is missing of its text or, later, its last guess; and the guesses so far."""
 
     slot: int
     most: int
     guesses: list[int]
     feed: list[int]
-    guessing: bool = True
 
 
 class Draft:
@@ -116,7 +117,7 @@ class Draft:
         self._n_vocab = min(target.n_vocab, model.vocab.n_vocab)
         self._is_eog = target.is_eog
         self._n_threads = n_threads
-        n_batch = CATCH_UP + n_slots
+        n_batch = max(CATCH_UP, 4 * n_slots)
         self._context = Context(
             model,
             n_ctx=n_slots * n_ctx_slot,
@@ -131,6 +132,7 @@ class Draft:
         self._held: list[list[int]] = [[] for _ in range(n_slots)]
         """The tokens whose cells each slot holds."""
         self._places = _Places(self._held)
+        self._has_read = False
         self._failures = 0
         """In a row."""
 
@@ -151,7 +153,15 @@ class Draft:
             return guesses
         try:
             self._context.n_threads = self._n_threads()
-            self._guess(self._catch_up(wanted, guesses))
+            streams = self._streams(wanted, guesses)
+            ready = [stream for stream in streams if len(stream.feed) <= NEARLY]
+            behind = [stream for stream in streams if len(stream.feed) > NEARLY]
+            # A call either reads or guesses, in turns: so reading delays nobody twice, and is not taken for the pace of guessing.
+            self._has_read = bool(behind) and not (ready and self._has_read)
+            if self._has_read:
+                self._read(behind)
+            else:
+                self._guess(ready)
             self._failures = 0
         except Exception:
             self._failures += 1
@@ -160,8 +170,8 @@ class Draft:
             self._forget_all()
         return guesses
 
-    def _catch_up(self, wanted: Sequence[tuple[int, Sequence[int], int]], guesses: list[list[int]]) -> list[_Stream]:
-        """Who has something to feed: those that miss least first, as many tokens as one batch takes."""
+    def _streams(self, wanted: Sequence[tuple[int, Sequence[int], int]], guesses: list[list[int]]) -> list[_Stream]:
+        """Who can be guessed for at all; those that miss least come first."""
         streams = []
         for (_, tokens, most), slot, found in zip(wanted, self._places.find(wanted), guesses, strict=True):
             room = self._context.n_ctx_slot + 1 - len(tokens)  # the last guess is not fed
@@ -169,13 +179,7 @@ class Draft:
                 feed = self._missing(slot, tokens)
                 if max(feed) < self._n_vocab:
                     streams.append(_Stream(slot, min(most, room), found, feed))
-        streams.sort(key=lambda stream: len(stream.feed))
-        left = self._context.n_batch
-        for stream in streams:
-            stream.guessing = len(stream.feed) <= left
-            del stream.feed[left:]
-            left -= len(stream.feed)
-        return [stream for stream in streams if stream.feed]
+        return sorted(streams, key=lambda stream: len(stream.feed))
 
     def _missing(self, slot: int, tokens: Sequence[int]) -> list[int]:
         """Cut what the slot holds down to what is still true; the rest of the text, at least its last token."""
@@ -185,22 +189,35 @@ class Draft:
         self._held[slot][:] = tokens[:keep]
         return list(tokens[keep:])
 
-    def _guess(self, feeding: list[_Stream]) -> None:
+    def _read(self, behind: list[_Stream]) -> None:
+        """Catch up with texts but for their last tokens, which the guesses begin with."""
+        left = CATCH_UP
+        for stream in behind:
+            stream.feed = stream.feed[: min(left, len(stream.feed) - 1)]
+            left -= len(stream.feed)
+        self._feed([stream for stream in behind if stream.feed], guessing=False)
+
+    def _guess(self, ready: list[_Stream]) -> None:
         """Rounds of one batch for all, until nobody wants or dares another guess."""
-        while feeding:
-            feeding.sort(key=lambda stream: stream.slot)
-            rows: list[Row] = []
-            draws: list[Draw] = []
-            guessing = [stream for stream in feeding if stream.guessing]
-            for stream in feeding:
-                held, last = len(self._held[stream.slot]), len(stream.feed) - 1
-                rows += [Row(stream.slot, held + i, token, stream.guessing and i == last) for i, token in enumerate(stream.feed)]
-                if stream.guessing:
-                    draws.append(Draw(self._samplers[stream.slot], [len(rows) - 1], (), 0))
-            self._context.decode(rows)
-            for stream in feeding:
-                self._held[stream.slot] += stream.feed
-            feeding = [stream for stream, drawn in zip(guessing, self._context.draw(draws), strict=True) if self._wants_more(stream, drawn)]
+        left = self._context.n_batch
+        streams = [stream for stream in ready if (left := left - len(stream.feed)) >= 0]
+        while streams:
+            drawn = self._context.draw(self._feed(streams, guessing=True))
+            streams = [stream for stream, result in zip(streams, drawn, strict=True) if self._wants_more(stream, result)]
+
+    def _feed(self, streams: list[_Stream], *, guessing: bool) -> list[Draw]:
+        """Compute what all feed, in one batch; what to draw for them if they are `guessing`. Brings `streams` into the batch's order."""
+        streams.sort(key=lambda stream: stream.slot)
+        rows: list[Row] = []
+        draws: list[Draw] = []
+        for stream in streams:
+            held, last = len(self._held[stream.slot]), len(stream.feed) - 1
+            rows += [Row(stream.slot, held + i, token, guessing and i == last) for i, token in enumerate(stream.feed)]
+            draws.append(Draw(self._samplers[stream.slot], [len(rows) - 1], (), 0))
+        self._context.decode(rows)
+        for stream in streams:
+            self._held[stream.slot] += stream.feed
+        return draws
 
     def _wants_more(self, stream: _Stream, drawn: Drawn | Exception) -> bool:
         """Note a guess that is worth it; whether there may be another after it."""

@@ -43,6 +43,14 @@ def daring(lib: Any, tiny_models: dict[str, Model], another: Path, monkeypatch: 
     made.close()
 
 
+def insist(draft: Draft, wanted: list[tuple[int, list[int], int]]) -> list[list[int]]:
+    """Ask until there are guesses for all, as must be after a few calls in which texts are read."""
+    for _ in range(2 + 2 * N_CTX // CATCH_UP):
+        if all(guesses := draft.propose(wanted)):
+            return guesses
+    raise AssertionError(f"no guesses: {guesses}")
+
+
 def generate(
     model: Model, draft: Draft | None, prompts: Sequence[list[int]], n_new: int, most: int, **options: Any
 ) -> tuple[list[list[int]], int, int]:
@@ -103,10 +111,8 @@ def test_it_follows_whatever_a_text_becomes(tiny_models: dict[str, Model], anoth
         texts[index] = source.choice([texts[index] + tail, texts[index][:at], texts[index][:at] + tail, tail])
         source.shuffle(texts)
         asked = source.sample(range(N_SLOTS), source.randrange(1, N_SLOTS + 1))
-        guesses = daring.propose([(slot, texts[slot], 3) for slot in asked])
-        expected = [fresh.propose([(0, texts[slot], 3)])[0] for slot in asked]
-        assert guesses == expected
-        assert all(guesses)
+        guesses = insist(daring, [(slot, texts[slot], 3) for slot in asked])
+        assert guesses == [insist(fresh, [(0, texts[slot], 3)])[0] for slot in asked]
     fresh.close()
 
 
@@ -118,7 +124,7 @@ def test_nothing_is_guessed_that_is_unlikely(tiny_models: dict[str, Model], dari
 
 
 def test_a_long_text_is_caught_up_with_over_several_calls(daring: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those who have little to catch up with do not wait for it."""
+    """In turns with those who have little to catch up with; no call does both."""
     sizes: list[int] = []
     decode = daring._context.decode
 
@@ -128,17 +134,16 @@ def test_a_long_text_is_caught_up_with_over_several_calls(daring: Draft, monkeyp
 
     monkeypatch.setattr(daring._context, "decode", watched)
     long, short = [3 + i % 300 for i in range(3 * CATCH_UP)], [7, 8, 9]
-    guesses = [daring.propose([(0, long, 2), (1, short, 2)]) for _ in range(5)]
-    assert [bool(long_guess) for long_guess, _ in guesses] == [False, False, True, True, True]
-    assert all(len(short_guess) == 2 for _, short_guess in guesses)
-    assert max(sizes) <= CATCH_UP + N_SLOTS and sum(sizes) < len(long) + 30
+    guesses = [daring.propose([(0, long, 2), (1, short, 2)]) for _ in range(8)]
+    assert [len(guess) for guess, _ in guesses] == [0, 0, 0, 0, 0, 2, 2, 2]
+    assert [len(guess) for _, guess in guesses] == [0, 2, 0, 2, 0, 2, 2, 2]
+    assert max(sizes) <= CATCH_UP and sum(sizes) < len(long) + 30
 
 
 def test_what_it_cannot_guess_for_gets_no_guess(daring: Draft) -> None:
     full, nearly = [3] * (N_CTX + 1), [3] * (N_CTX - 1)
     assert daring.propose([(0, full, 4), (1, [], 4), (2, [5, 6], 4)])[:2] == [[], []]
-    for _ in range(N_CTX // CATCH_UP):
-        guesses = daring.propose([(0, nearly, 4), (2, [5, 6], 4)])
+    guesses = insist(daring, [(0, nearly, 4), (2, [5, 6], 4)])
     assert [len(guess) for guess in guesses] == [2, 4], "no further than the slot reaches"
     assert daring.propose([(0, [5, 10_000], 4), (2, [5, 6], 4)]) == [[], guesses[1]], "a token that only the large model has"
 
