@@ -18,7 +18,7 @@ WINDOW = 8
 """Of so many at the head of a session's queue, the one with the longest cached prefix goes."""
 MOST_PASSED = 4
 """Whoever has been passed by so often cannot be passed again."""
-AGED_STEPS = 8
+AGED_STEPS = 64
 """Steps without a token computed after which a prompt goes before the others of its class."""
 
 
