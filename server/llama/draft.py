@@ -120,7 +120,7 @@ class Draft:
         n_batch = max(CATCH_UP, 4 * n_slots)
         self._context = Context(
             model,
-            n_ctx=n_slots * n_ctx_slot,
+            n_ctx=n_slots * min(n_ctx_slot, model.n_ctx_train or n_ctx_slot),  # further on it has nothing to say
             n_slots=n_slots,
             n_batch=n_batch,
             n_ubatch=n_batch,
@@ -153,7 +153,10 @@ class Draft:
             return guesses
         try:
             self._context.n_threads = self._n_threads()
-            streams = self._streams(wanted, guesses)
+            # Slices of lists compare only with those of lists.
+            streams = self._streams(
+                [(slot, tokens if isinstance(tokens, list) else list(tokens), most) for slot, tokens, most in wanted], guesses
+            )
             ready = [stream for stream in streams if len(stream.feed) <= NEARLY]
             behind = [stream for stream in streams if len(stream.feed) > NEARLY]
             # A call either reads or guesses, in turns: so reading delays nobody twice, and is not taken for the pace of guessing.
