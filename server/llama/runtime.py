@@ -6,14 +6,15 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import msgspec
 
-from server.engine.ports import DraftModel
 from server.llama import backends, hardware, probe
 from server.llama.backends import Device
 from server.llama.context import DETERMINISTIC_KV_TYPE, KV_TYPES, Context, kv_type
 from server.llama.cpu import CpuChoice, choose_cpu
+from server.llama.draft import KV_TYPE, Draft, load_draft, together
 from server.llama.fit import HOLDERS, Fit, Needs, cache_ram, fit, layer_cells, shown
 from server.llama.library import library_directory, native
 from server.llama.model import Model, load_model
@@ -28,10 +29,10 @@ Progress = Callable[[str, float], None]
 class Runtime:
     """What `open_runtime` returns; `close` gives everything back."""
 
-    def __init__(self, model: Model, decoder: Context, info: ModelInfo) -> None:
+    def __init__(self, model: Model, decoder: Context, draft: Draft | None, info: ModelInfo) -> None:
         self._model = model
         self.decoder = decoder
-        self.draft: DraftModel | None = None
+        self.draft = draft
         self.info = info
 
     @property
@@ -39,6 +40,8 @@ class Runtime:
         return self._model.vocab
 
     def close(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
         self.decoder.close()
         self._model.close()
 
@@ -67,10 +70,14 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
         n_gpu_layers=settings.n_gpu_layers,
         on_progress=lambda fraction: on_progress("weights", fraction),
     )
-    try:
+    with ExitStack() as undo:
+        undo.callback(model.close)
         packed = max(0, hardware.private_memory() - private)
-        on_progress("context", 0.0)
         needs = _needs(model, type_k, type_v, packed, settings.ubatch_size)
+        if (draft_model := load_draft(settings, model, gpus)) is not None:
+            undo.callback(draft_model.close)
+            needs = together(needs, _needs(draft_model, KV_TYPE, KV_TYPE, 0, settings.ubatch_size))
+        on_progress("context", 0.0)
         kv = "streams" if settings.deterministic else settings.kv
         free = hardware.free_memory()
         found = fit(needs, free, ctx_size=settings.ctx_size, parallel=settings.parallel, kv=kv)
@@ -87,9 +94,12 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
             unified=found.unified,
             n_running=found.n_slots,
         )
-    except BaseException:
-        model.close()
-        raise
+        undo.callback(decoder.close)
+        draft = None
+        if draft_model is not None and decoder.can_rewind:
+            cells = {"n_slots": found.n_slots, "n_ctx_slot": min(found.n_ctx // found.n_slots, draft_model.n_ctx_train)}
+            draft = Draft(draft_model, model.vocab, **cells, n_threads=lambda: decoder.n_threads)
+        undo.pop_all()
     on_progress("context", 1.0)
     log.info("%s; KV cache %s/%s takes %s; %d threads", found.why, type_k, type_v, shown(found.cache_bytes), n_threads)
     info = _info(settings, model, decoder, choice, gpus, found, (type_k, type_v))
@@ -99,9 +109,9 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
         kv_unified=found.unified,
         can_rewind=decoder.can_rewind,
         cache_ram=cache_ram(free - found.cache_bytes - needs.fixed_bytes, settings.cache_ram),
-        spec=_speculation(settings, decoder),
+        spec=_speculation(settings, decoder, draft),
     )
-    return Runtime(model, decoder, msgspec.structs.replace(info, load_seconds=round(time.monotonic() - started, 3)))
+    return Runtime(model, decoder, draft, msgspec.structs.replace(info, load_seconds=round(time.monotonic() - started, 3)))
 
 
 def _kv_types(settings: RunnerSettings) -> tuple[str, str]:
@@ -110,11 +120,11 @@ def _kv_types(settings: RunnerSettings) -> tuple[str, str]:
     return kv_type(settings.cache_type_k), kv_type(settings.cache_type_v)
 
 
-def _speculation(settings: RunnerSettings, decoder: Context) -> str:
+def _speculation(settings: RunnerSettings, decoder: Context, draft: Draft | None) -> str:
     """What guesses ahead. A model that cannot take a wrong guess back is not guessed for."""
     if settings.spec == "off" or not decoder.can_rewind:
         return "off"
-    return "ngram"
+    return "ngram" if draft is None else "draft"
 
 
 def _gpus(requested: str) -> list[Device]:
