@@ -37,9 +37,9 @@ class PoolStore(SlotStore[SharedCells]):
     def _next_to_go(self) -> int | None:
         """The idle slot that is given up next; None = all cells in use are those of taken slots.
 
-        One whose cells all belong to others too frees nothing by itself, but keeps those others from freeing them: it goes first where
-        longer ones serve as well, last where only whole contents can be reused.
+        One whose cells all belong to others too frees nothing by itself. Where longer ones serve as well it may go in its turn; where
+        only whole contents can be reused it is kept as long as others free something.
         """
         idle = [slot for slot in range(self._decoder.n_slots) if slot not in self._taken and self._cells.held(slot)]
         whole = self._cache.whole
-        return min(idle, key=lambda slot: ((self._cells.gain(slot) == 0) == whole, self._used_at[slot]), default=None)
+        return min(idle, key=lambda slot: (whole and self._cells.gain(slot) == 0, self._used_at[slot]), default=None)

@@ -182,7 +182,7 @@ class SlotStore(Generic[AnyCells]):
         return max(0, min(self._cache.n_alone(slot), self._cells.held(slot) - n_kept))
 
     def _offers(self, namespace: str, tokens: Seq[int]) -> tuple[dict[int, int], list[Source]]:
-        """What free slots hold of a prompt themselves, and who else has it, the best of the slots and of the saved states first."""
+        """What slots hold of a prompt themselves, and whom others can get it from, the best of the slots and of the saved states first."""
         own: dict[int, int] = {}
         best: dict[bool, Source] = {}
         least = 0.0
@@ -190,8 +190,7 @@ class SlotStore(Generic[AnyCells]):
             # Beyond here even what a slot saves by keeping its own content is less than what it could be given.
             if n_tokens * (1 + KEEP_WEIGHT) < least:
                 break
-            is_slot = isinstance(holder, int)
-            if isinstance(holder, int) and holder not in self._taken:
+            if is_slot := isinstance(holder, int):
                 own[holder] = n_tokens
             cost = self._copy_cost(holder) if isinstance(holder, int) else copy_cost(holder.n_tokens)
             source = Source(holder, n_tokens, n_tokens - cost)
@@ -241,6 +240,8 @@ class SlotStore(Generic[AnyCells]):
         return self._cells.held(slot)
 
     def _fetch_saved(self, saved: Saved, slot: int, n_tokens: int) -> int:
+        if not self.make_room(saved.n_tokens):
+            return 0
         if not self._restore(slot, saved.state, saved.n_tokens):
             self._cache.discard(saved)
             return 0

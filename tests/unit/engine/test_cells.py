@@ -11,7 +11,7 @@ from server.engine.cells import OwnCells, SharedCells
 
 N = 5
 SLOT = st.integers(0, N - 1)
-CALLS = st.lists(st.tuples(st.sampled_from(["put", "copy"]), SLOT, SLOT, st.integers(0, 12)), max_size=60)
+CALLS = st.lists(st.tuples(st.sampled_from(["put", "copy"]), SLOT, SLOT, st.integers(0, 12)), min_size=8, max_size=60)
 
 
 @settings(max_examples=300)
@@ -33,6 +33,9 @@ def test_shared_cells_are_counted_once(calls: list[tuple[str, int, int, int]], s
         for slot in range(N):
             others = set().union(*(cells[other] for other in range(N) if other != slot))
             assert account.gain(slot) == len(set(cells[slot]) - others)
+    for slot in range(N):
+        account.put(slot, 0)
+    assert account.n_used == 0
 
 
 @given(CALLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.engine.test_kv_stores import POOL, A, B, C, World
+from tests.unit.engine.test_kv_stores import POOL, A, B, C, World, refuse
 
 D = [4] * 100
 
@@ -90,6 +90,28 @@ def test_a_saved_state_for_which_there_is_no_room_is_not_restored() -> None:
     found = world.kv.attach("", A + B, reuse=True)
     assert found is not None and found.n_cached == 0
     assert world.kv.figures().n_used == world.decoder.n_used == 400
+    assert world.kv.longest("", A + B) == 199, "it may be wanted when there is room"
+
+
+def test_what_had_to_go_for_a_state_that_could_not_be_restored_is_not_copied() -> None:
+    world = pool(n_cells=310, ram=100_000)
+    world.run(A + B)
+    assert world.kv.make_room(310)
+    world.start(C)
+    assert world.run(A + [9])[1] == 100
+    world.decoder.restore = refuse  # type: ignore[method-assign]
+    found = world.kv.attach("", A + B + D[:9], reuse=True)
+    assert found is not None and found.n_cached == 0 and world.kv.figures().n_used == world.decoder.n_used == 100
+
+
+def test_a_way_back_that_takes_no_cells_is_not_given_up_for_none() -> None:
+    world = pool(can_rewind=False)
+    first, _ = world.start(A)
+    second, _ = world.start(A + B)
+    world.kv.release(first, "", A, keep=True)
+    world.run(C)
+    assert world.kv.figures().n_used == 300 and world.kv.make_room(300)
+    assert world.kv.longest("", A + D) == 100 and world.kv.longest("", C + D) == 0
 
 
 def test_more_ids_than_requests_hold_prefixes() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from server.engine.kv import KvStore
-from server.engine.ports import Row
+from server.engine.ports import Row, State
 from server.engine.stores import store_for
 from tests.unit.engine.fakes import FakeDecoder
 
@@ -16,6 +15,10 @@ STREAMS, POOL = False, True
 both = pytest.mark.parametrize("unified", [STREAMS, POOL], ids=["streams", "pool"])
 either = pytest.mark.parametrize("can_rewind", [True, False], ids=["rewinds", "whole only"])
 A, B, C = [1] * 100, [2] * 100, [3] * 100
+
+
+def refuse(slot: int, state: State) -> bool:
+    return False
 
 
 class World:
@@ -148,21 +151,30 @@ def test_the_least_recently_used_goes_from_host_memory_first(unified: bool) -> N
     for tokens in (A, B, C):
         world.run(tokens)
     assert [world.kv.longest("", tokens) for tokens in (A, B, C)] == [99, 99, 99]
-    world.run(A + [5])
-    world.run([7] * 100)
+    assert world.run(A[:90] + [5] * 9) == (0, 90)
     figures = world.kv.figures()
     assert [world.kv.longest("", tokens) for tokens in (A, B, C)] == [99, 0, 99] and figures.ram_bytes <= figures.ram_limit == 2010
 
 
 @both
 def test_a_saved_state_that_a_longer_one_covers_is_not_kept(unified: bool) -> None:
-    world = World(unified, n_slots=2)
+    world = World(unified, n_slots=1)
     world.run(A + B)
-    world.run(A + C)
-    for tokens in ([7] * 100, [8] * 100):
-        world.start(tokens)
-    assert world.kv.figures().n_saved == 1 + 1
-    assert world.kv.longest("", A + B) == world.kv.longest("", A + C) == 199
+    world.run(C)
+    assert world.start(A + B)[1] == 199 and world.kv.figures().n_saved == 2
+    world.compute(0, A + B + C, 200)
+    world.kv.release(0, "", A + B + C, keep=True)
+    world.run([7] * 100)
+    assert world.kv.figures().n_saved == 2 and world.kv.longest("", C) == 99 and world.kv.longest("", A + B + C) == 299
+
+
+@both
+def test_a_saved_state_that_cannot_be_restored_is_not_tried_again(unified: bool) -> None:
+    world = World(unified, n_slots=1)
+    world.run(A)
+    world.run(B)
+    world.decoder.restore = refuse  # type: ignore[method-assign]
+    assert world.start(A)[1] == 0 and world.kv.figures().n_saved == 1 and world.kv.longest("", B) == 99
 
 
 @both
@@ -205,7 +217,6 @@ def test_a_forgotten_state_takes_no_memory(unified: bool) -> None:
 def test_a_state_that_cannot_be_restored_is_computed_again(unified: bool) -> None:
     world = World(unified)
     state = world.kv.swap_out(world.start(A)[0])
-    refuse: Callable[..., bool] = lambda slot, state: False  # noqa: E731
     world.decoder.restore = refuse  # type: ignore[method-assign]
     back = world.kv.swap_in(state, 100)
     assert back is not None and back[1] == 0 and world.kv.figures().n_used == 0 == world.kv.figures().ram_bytes
@@ -239,9 +250,11 @@ def test_a_model_that_cannot_rewind_starts_from_checkpoints(unified: bool) -> No
     slot, _ = world.start(A)
     world.compute(slot, A + B, 100)
     assert world.kv.longest("", A + C) == 100 and world.kv.longest("", A[:50] + C) == 0
-    sibling, n_cached = world.start(A + C)
-    assert n_cached == 100 and world.decoder.cells[sibling] == A + C
-    assert world.kv.share(slot, sibling, 150) == 200, "nothing is lost in a copy that cannot be"
+    found = world.kv.attach("", A + C, reuse=True)
+    assert found is not None and found.n_cached == 100 and world.decoder.cells[found.slot] == A
+    sibling = found.slot
+    assert world.kv.share(slot, sibling, 150) == 100 and world.decoder.cells[sibling] == A, "nothing is lost in a copy that cannot be"
+    assert world.kv.share(slot, sibling, 200) == 200
     world.kv.release(slot, "", A + B, keep=True)
     assert world.kv.longest("", A + B + C) == 200
     assert world.kv.cut(sibling, 150) == 0 and world.decoder.cells[sibling] == []
