@@ -143,7 +143,6 @@ class SlotStore(Generic[AnyCells]):
             published = self._cache.unswap(state)
             if self._restore(slot, state, n_tokens) and published is not None:
                 self._cache.hold(slot, published.namespace, published.tokens[: self._cells.held(slot)])
-                self._keep_entry_true(slot)
         self._take(slot)
         return slot, self._cells.held(slot)
 
@@ -187,8 +186,9 @@ class SlotStore(Generic[AnyCells]):
         best: dict[bool, Source] = {}
         least = 0.0
         for n_tokens, holder in self._cache.ranked(namespace, tokens):
-            # Beyond here even what a slot saves by keeping its own content is less than what it could be given.
-            if n_tokens * (1 + KEEP_WEIGHT) < least:
+            # Beyond here even what a slot saves by keeping its own content is less than what it could be given. Some slot has to be
+            # among the offers, should the better ones come to nothing.
+            if n_tokens * (1 + KEEP_WEIGHT) < least and True in best:
                 break
             if is_slot := isinstance(holder, int):
                 own[holder] = n_tokens

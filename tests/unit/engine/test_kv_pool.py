@@ -93,6 +93,17 @@ def test_a_saved_state_for_which_there_is_no_room_is_not_restored() -> None:
     assert world.kv.longest("", A + B) == 199, "it may be wanted when there is room"
 
 
+def test_where_there_is_no_room_for_the_best_the_second_best_is_taken() -> None:
+    world = pool(ram=100_000)
+    world.run(A + B)
+    assert world.kv.make_room(500)
+    world.start(A[:50] + C + D)
+    world.start(A[:50] + D + C)
+    assert world.kv.longest("", A + B + C) == 200 and world.kv.room() < 200
+    found = world.kv.attach("", A + B + C, reuse=True)
+    assert found is not None and found.n_cached == 50
+
+
 def test_what_had_to_go_for_a_state_that_could_not_be_restored_is_not_copied() -> None:
     world = pool(n_cells=310, ram=100_000)
     world.run(A + B)
