@@ -88,7 +88,11 @@ class Settings:
         0.0, "--request-timeout", group="scheduling", metavar="S", help="seconds that a request may take, waiting included (0: no limit)"
     )
     itl_target: float = option(
-        150.0, "--itl-target", group="scheduling", metavar="MS", help="pause between two tokens of a stream that other prompts may cause"
+        150.0,
+        "--itl-target",
+        group="scheduling",
+        metavar="MS",
+        help="pause between two tokens of a stream that other prompts may cause (twice that while more prompts than streams wait)",
     )
     batch_window: float = option(
         0.0, "--batch-window", group="scheduling", metavar="MS", help="time that an idle engine gathers requests before it starts on them"

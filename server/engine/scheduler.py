@@ -22,6 +22,8 @@ from server.engine.reserve import Reserve
 
 PREFILL_LEAST = 16
 """Prompt tokens that stand beside streams however slow the step: no stream starves a prefill."""
+BURST_STRETCH = 2.0
+"""Where more prompts are waiting for their first token than streams are being read, steps may take so many times the target."""
 ALONE_LEAST, ALONE_SECONDS = 128, 0.5
 """With nobody decoding a step takes prompt tokens for this long: smaller chunks cost speed, larger ones only make arrivals wait."""
 MOVE_TOKENS = 16
@@ -296,12 +298,15 @@ class Scheduler:
         behind = [sequence for sequence in runnable if sequence.n_pending > 1]
         if len(behind) > 1:
             behind.sort(key=self.policy.urgency)
-        streaming = any(sequence.is_decoding for sequence in ready)
-        return plan_step(ready, behind, self.limits, self._budget if streaming else self._budget_alone)
+        n_streams = sum(sequence.is_decoding for sequence in ready)
+        if not n_streams:
+            return plan_step(ready, behind, self.limits, self._budget_alone)
+        target = self._itl_target * min(BURST_STRETCH, max(1.0, len(behind) / n_streams))
+        return plan_step(ready, behind, self.limits, lambda n_decode: self._budget(n_decode, target))
 
-    def _budget(self, n_decode: int) -> int:
+    def _budget(self, n_decode: int, target: float) -> int:
         most = max(PREFILL_LEAST, self.limits.n_ubatch - n_decode)
-        return self.cost.prefill_budget(n_decode, self._itl_target, least=PREFILL_LEAST, most=most)
+        return self.cost.prefill_budget(n_decode, target, least=PREFILL_LEAST, most=most)
 
     def _budget_alone(self, n_decode: int) -> int:
         most = max(1, self.limits.n_ubatch - n_decode)
