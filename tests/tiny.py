@@ -69,16 +69,20 @@ def write_attention(
     return path if not split else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))))
 
 
-def write_mamba(path: Path, n_layers: int = 2) -> Path:
-    """A recurrent model: no cell per token, a state per sequence."""
+def write_recurrent(path: Path, architecture: str = "mamba") -> Path:
+    """Two layers with no cell per token, but a state per sequence; between them, in "jamba", one of attention."""
     width, inner, state, kernel, rank = 32, 64, 16, 4, 8
+    hybrid = architecture == "jamba"
+    kinds = "mam" if hybrid else "mm"
     random = np.random.default_rng(2)
-    writer = gguf.GGUFWriter(path, "mamba")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(4096)
     writer.add_embedding_length(width)
-    writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
+    writer.add_block_count(len(kinds))
+    writer.add_feed_forward_length(2 * width if hybrid else 0)
+    writer.add_head_count(int(hybrid))
+    if hybrid:
+        writer.add_head_count_kv([int(kind == "a") for kind in kinds])
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_ssm_conv_kernel(kernel)
     writer.add_ssm_inner_size(inner)
@@ -89,11 +93,17 @@ def write_mamba(path: Path, n_layers: int = 2) -> Path:
     def tensor(name: str, *shape: int) -> None:
         writer.add_tensor(name, (random.standard_normal(shape) / 4).astype(np.float32))
 
+    def ones(name: str, size: int) -> None:
+        writer.add_tensor(name, np.ones(size, np.float32))
+
     tensor("token_embd.weight", N_VOCAB, width)
-    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
-    for layer in range(n_layers):
+    ones("output_norm.weight", width)
+    for layer, kind in enumerate(kinds):
         block = f"blk.{layer}."
-        writer.add_tensor(block + "attn_norm.weight", np.ones(width, np.float32))
+        if kind == "a":
+            _attention_layer(writer, layer, random, width, ())
+            continue
+        ones(block + "attn_norm.weight", width)
         tensor(block + "ssm_in.weight", 2 * inner, width)
         tensor(block + "ssm_conv1d.weight", inner, kernel)
         tensor(block + "ssm_conv1d.bias", inner)
@@ -101,8 +111,14 @@ def write_mamba(path: Path, n_layers: int = 2) -> Path:
         tensor(block + "ssm_dt.weight", inner, rank)
         tensor(block + "ssm_dt.bias", inner)
         writer.add_tensor(block + "ssm_a", -np.ones((inner, state), np.float32))
-        writer.add_tensor(block + "ssm_d", np.ones(inner, np.float32))
+        ones(block + "ssm_d", inner)
         tensor(block + "ssm_out.weight", width, inner)
+        if hybrid:
+            for name, size in (("ssm_dt_norm", rank), ("ssm_b_norm", state), ("ssm_c_norm", state), ("ffn_norm", width)):
+                ones(f"{block}{name}.weight", size)
+            tensor(block + "ffn_gate.weight", 2 * width, width)
+            tensor(block + "ffn_up.weight", 2 * width, width)
+            tensor(block + "ffn_down.weight", width, 2 * width)
     _finish(writer)
     return path
 

@@ -6,6 +6,7 @@ Used from one thread. Knows token ids, slots and positions; nothing about reques
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +35,17 @@ DETERMINISTIC_KV_TYPE = "q8_0"
 """With this type every attention path gives the same bits, so a request says the same alone or in a crowd."""
 
 _FLASH_ATTENTION_ON = 1
-_MIN_OUTPUT_ROWS = 64
+_COPY_BYTES = 64 << 20
+"""Largest copy between streams that goes through host memory."""
 _FAULTS = {1: "there is no room in the KV cache", 2: "the computation was aborted", -1: "the batch is invalid"}
+
+
+def output_rows(n_running: int) -> int:
+    """Rows of one step that may want logits where `n_running` sequences are decoded at once: guesses are checked several rows each.
+
+    Two float32 rows of the vocabulary are reserved for each, 1.2 MB with 150,000 tokens.
+    """
+    return max(64, n_running, min(4 * n_running, 256))
 
 
 def kv_type(name: str) -> str:
@@ -89,8 +99,8 @@ class Context:
         params = n.llama_context_default_params()
         params.n_ctx, params.n_seq_max = n_ctx, n_slots
         params.n_batch, params.n_ubatch = n_batch, n_ubatch
-        # The planner keeps to it; the default (n_batch) would reserve logits for every row. Less than the rows that want them aborts.
-        params.n_outputs_max = max(_MIN_OUTPUT_ROWS, n_running or n_slots)
+        # The planner keeps to it; the default (n_batch) would reserve logits for every row. More rows than that, or more slots, abort.
+        params.n_outputs_max = max(output_rows(n_running or n_slots), n_slots)
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = KV_TYPES[kv_type(type_k)][0], KV_TYPES[kv_type(type_v)][0]
@@ -110,15 +120,20 @@ class Context:
         self._n_slots, self._n_vocab, self._n_swa = n_slots, model.vocab.n_vocab, model.n_swa
         self._n_batch, self._n_ubatch = int(n.llama_n_batch(handle)), int(n.llama_n_ubatch(handle))
         self._n_ctx_slot = int(n.llama_n_ctx_seq(handle))
+        if unified and model.n_ctx_train > 0:
+            self._n_ctx_slot = min(self._n_ctx_slot, model.n_ctx_train)
         self._max_output_rows = min(int(params.n_outputs_max), self._n_batch)
         self.unified, self.n_cells = unified, int(n.llama_n_ctx(handle))
-        self.can_rewind = not model.is_recurrent
-        """False: `truncate` can only keep everything or nothing."""
         self._logprobs = LogprobReader(model.vocab)
         self._drawing = DrawPool(model.vocab.n_vocab)
         self._side_by_side = side_by_side(model.devices)
         self._n_rows = 0
+        self._pending: set[int] = set()
+        """Streams that a copy is made from or into with the next decode."""
+        self._scratch: Any = None
         self._make_batch()
+        self.can_rewind = not (model.is_recurrent or model.n_swa) or self._rewinds()
+        """False: `truncate` can only keep everything or nothing."""
 
     def _make_batch(self) -> None:
         """One llama_batch whose arrays live as long as the context; each row's sequence list is one entry of `_slots`."""
@@ -199,6 +214,8 @@ class Context:
         self._outputs[:count] = [row.logits for row in rows]
         self._batch.n_tokens = count
         code: int = self._n.llama_decode(self.handle, self._batch)
+        if code != -1:
+            self._pending.clear()
         if code:
             raise DecodeFault(code, _FAULTS.get(code, f"the native decode failed with {code}"), restored=code in (1, -1))
         self._n_rows = count
@@ -236,13 +253,26 @@ class Context:
         present = self.n_tokens(slot)
         if n_tokens >= present:
             return n_tokens == present
-        n, memory = self._n, self._memory
-        # A window that has moved on has lost cells that a rewound query would look at; seq_rm does not tell.
-        lost = self._n_swa > 0 and n.llama_memory_seq_pos_min(memory, slot) > max(0, n_tokens - self._n_swa)
-        if n_tokens > 0 and not lost and n.llama_memory_seq_rm(memory, slot, n_tokens, -1):
+        if n_tokens > 0 and not self._lost(slot, n_tokens) and self._n.llama_memory_seq_rm(self._memory, slot, n_tokens, -1):
             return True
-        n.llama_memory_seq_rm(memory, slot, -1, -1)
+        self._n.llama_memory_seq_rm(self._memory, slot, -1, -1)
         return n_tokens <= 0
+
+    def _lost(self, slot: int, n_tokens: int) -> bool:
+        """Whether a sliding window has moved on, or was saved without what lies before it: a token at position `n_tokens` would look at
+        cells that are gone. The library does not tell."""
+        return self._n_swa > 0 and self._n.llama_memory_seq_pos_min(self._memory, slot) > max(0, n_tokens - self._n_swa + 1)
+
+    def _rewinds(self) -> bool:
+        """Try it: of two tokens one is taken back, and the other has to be left. Headers do not tell for every architecture."""
+        try:
+            for position in range(2):
+                self.decode([Row(0, position, 0, False)])
+        except DecodeFault:
+            return False
+        left = self.n_tokens(0) if self._n.llama_memory_seq_rm(self._memory, 0, 1, -1) else 0
+        self._n.llama_memory_seq_rm(self._memory, 0, -1, -1)
+        return left == 1
 
     def n_tokens(self, slot: int) -> int:
         """Cells the native cache holds for this slot; 0 = empty."""
@@ -255,19 +285,58 @@ class Context:
     def copy(self, source: int, target: int, n_tokens: int) -> bool:
         """The first `n_tokens` cells of `source` become the whole content of `target`; what was there is dropped.
 
-        In a pool they are shared, for nothing. Between streams they go through host memory, about 7 ms per 1,024 tokens of a small
-        model: the library's own copy takes a whole stream, used or not, and only with the next decode, so that a state saved or
-        restored before it would be wrong. False = not possible (a model that cannot rewind, asked for a part); `target` is then empty.
+        In a pool they are shared, for nothing. Between streams they go through host memory, 7 ms per 1,024 tokens of a small model.
+        The library's own copy takes the whole stream, used or not (17 ms more for 4,096 cells of the same model), and takes it in the
+        next decode; it is used where the cells are too many for host memory, or where a saved state lacks what lies before a sliding
+        window. False = not possible (a model that cannot rewind, asked for a part; a window that has moved on); `target` is then empty.
         """
         self.truncate(target, 0)
         present = self.n_tokens(source)
-        if n_tokens > present or (n_tokens < present and not self.can_rewind):
-            return n_tokens <= 0
+        if n_tokens <= 0:
+            return True
+        if n_tokens > present or (n_tokens < present and (not self.can_rewind or self._lost(source, n_tokens))):
+            return False
         if self.unified:
-            self._n.llama_memory_seq_cp(self._memory, source, target, -1 if n_tokens == present else 0, n_tokens)
+            end = -1 if n_tokens == present else n_tokens
+            self._n.llama_memory_seq_cp(self._memory, source, target, -1, end)
             return self.n_tokens(target) == n_tokens
-        state = self.save(source)
-        return state is not None and self.restore(target, state) and self.truncate(target, n_tokens)
+        size = self.state_bytes(source)
+        incomplete = self.can_rewind and 0 < self._n_swa < present
+        if size > _COPY_BYTES or incomplete or not self._pending.isdisjoint((source, target)):
+            self._n.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+            self._pending |= {source, target}
+        else:
+            if self._scratch is None:
+                # Pages that are touched once stay: making them anew each time takes longer than the copy.
+                self._scratch = (ctypes.c_uint8 * _COPY_BYTES).from_buffer(mmap.mmap(-1, _COPY_BYTES))
+            if not self._read(target, self._scratch, self._write(source, self._scratch, size)):
+                return False
+        return self.truncate(target, n_tokens)
+
+    def _settle(self, slot: int) -> bool:
+        """Have copies made that wait for the next decode, if the slot has part in any: one more token, which is taken back, brings it
+        about. False = it could not be."""
+        if slot not in self._pending:
+            return True
+        present = self.n_tokens(slot)
+        if present and not self.can_rewind:
+            return False
+        try:
+            self.decode([Row(slot, present, 0, False)])
+        except DecodeFault:
+            return False
+        return self.truncate(slot, present)
+
+    def _write(self, slot: int, data: Any, size: int) -> int:
+        return int(self._n.llama_state_seq_get_data(self.handle, data, size, slot))
+
+    def _read(self, slot: int, data: Any, size: int) -> bool:
+        """Fill an empty slot; False = it is still empty."""
+        with messages.collect():  # that there is no room is no news
+            read = int(self._n.llama_state_seq_set_data(self.handle, data, size, slot))
+        if not read:
+            self._n.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        return bool(read)
 
     def state_bytes(self, slot: int) -> int:
         """What `save` would take, bytes."""
@@ -275,24 +344,20 @@ class Context:
 
     def save(self, slot: int) -> SavedState | None:
         """The slot's cells as they are, in host memory; the slot keeps them. None = it cannot be saved."""
+        if not self._settle(slot):
+            return None
         size = self.state_bytes(slot)
         try:
             data = (ctypes.c_uint8 * size)()
         except MemoryError:
             return None
-        written = int(self._n.llama_state_seq_get_data(self.handle, data, size, slot))
+        written = self._write(slot, data, size)
         return SavedState(data, written) if written else None
 
     def restore(self, slot: int, state: State) -> bool:
         """The slot's whole content becomes what was saved, to the bit. False = no room, or not this model's; the slot is then empty."""
         self.truncate(slot, 0)
-        if not isinstance(state, SavedState):
-            return False
-        with messages.collect():  # that there is no room is no news
-            read = int(self._n.llama_state_seq_set_data(self.handle, state.data, state.n_bytes, slot))
-        if not read:
-            self._n.llama_memory_seq_rm(self._memory, slot, -1, -1)
-        return bool(read)
+        return isinstance(state, SavedState) and self._settle(slot) and self._read(slot, state.data, state.n_bytes)
 
     def draw(self, draws: Sequence[Draw]) -> list[Drawn | Exception]:
         """Draw tokens from the logits of the last decode, for several sequences side by side. Result i belongs to draw i."""

@@ -28,13 +28,14 @@ def model(lib: Any, smollm2: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="session")
 def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random models: llama, the same in parts, gemma3 (window of 64), mamba."""
+    """Random models: llama, the same in parts, gemma3 (window of 64), mamba, jamba (mamba and attention in turns)."""
     directory = tmp_path_factory.mktemp("tiny")
     return {
         "llama": tiny.write_attention(directory / "llama.gguf"),
         "split": tiny.write_attention(directory / "split.gguf", split=8),
         "gemma3": tiny.write_attention(directory / "gemma3.gguf", "gemma3", window=64, n_layers=6),
-        "mamba": tiny.write_mamba(directory / "mamba.gguf"),
+        "mamba": tiny.write_recurrent(directory / "mamba.gguf"),
+        "jamba": tiny.write_recurrent(directory / "jamba.gguf", "jamba"),
     }
 
 
