@@ -40,17 +40,24 @@ def model_lines(start: Start, info: ModelInfo) -> list[str]:
     kv = info.kv_type_k if info.kv_type_k == info.kv_type_v else f"{info.kv_type_k} keys, {info.kv_type_v} values"
     lines = [
         _row("model", f"{name} ({described})"),
-        _row("slots", f"{info.n_slots}, each with {info.n_ctx_slot:,} tokens of context ({info.n_ctx:,} in all)"),
+        _row("slots", _slots(info)),
         _row("KV cache", f"{kv}, {shown_size(info.kv_bytes)}{', deterministic' if info.deterministic else ''}"),
         _row(
             "CPU",
             f"{shown(info.cpu_variant)}, {info.n_threads} thread{'s' if info.n_threads != 1 else ''} ({shown(info.cpu_variant_reason)})",
         ),
         _row("devices", _placement(info)),
+        *([_row("guesses", "by the draft model")] if info.spec == "draft" else []),
     ]
     if info.n_ctx_train and info.n_ctx_slot > info.n_ctx_train:
         lines.append(_row("warning", f"the model was trained for {info.n_ctx_train:,} tokens of context; beyond that its answers degrade"))
     return [*lines, f"Ready after {info.load_seconds:.1f} s of loading. Ctrl-C ends the program."]
+
+
+def _slots(info: ModelInfo) -> str:
+    if info.kv_unified:
+        return f"{info.n_slots} that share a pool of {info.n_ctx:,} tokens, {info.n_ctx_slot:,} for one at most"
+    return f"{info.n_slots}, each with {info.n_ctx_slot:,} tokens of context ({info.n_ctx:,} in all)"
 
 
 def _placement(info: ModelInfo) -> str:
