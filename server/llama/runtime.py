@@ -12,10 +12,10 @@ import msgspec
 
 from server.llama import backends, hardware, probe
 from server.llama.backends import Device
-from server.llama.context import DETERMINISTIC_KV_TYPE, KV_TYPES, Context, kv_type
+from server.llama.context import DETERMINISTIC_KV_TYPE, KV_TYPES, Context, kv_type, output_rows
 from server.llama.cpu import CpuChoice, choose_cpu
 from server.llama.draft import KV_TYPE, Draft, load_draft, together
-from server.llama.fit import HOLDERS, Fit, Needs, cache_ram, fit, layer_cells, shown
+from server.llama.fit import WANTED_SLOTS, Fit, Needs, cache_ram, fit, layer_cells, n_ids, shown
 from server.llama.library import library_directory, native
 from server.llama.model import Model, load_model
 from server.llama.vocab import Vocabulary
@@ -73,10 +73,10 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
     with ExitStack() as undo:
         undo.callback(model.close)
         packed = max(0, hardware.private_memory() - private)
-        needs = _needs(model, type_k, type_v, packed, settings.ubatch_size)
+        needs = _needs(model, type_k, type_v, packed, settings)
         if (draft_model := load_draft(settings, model, gpus)) is not None:
             undo.callback(draft_model.close)
-            needs = together(needs, _needs(draft_model, KV_TYPE, KV_TYPE, 0, settings.ubatch_size))
+            needs = together(needs, _needs(draft_model, KV_TYPE, KV_TYPE, 0, settings))
         on_progress("context", 0.0)
         kv = "streams" if settings.deterministic else settings.kv
         free = hardware.free_memory()
@@ -85,7 +85,7 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
         decoder = Context(
             model,
             n_ctx=found.n_ctx,
-            n_slots=min(needs.max_slots, found.n_slots + HOLDERS) if found.unified else found.n_slots,
+            n_slots=n_ids(needs, found.n_slots) if found.unified else found.n_slots,
             n_batch=settings.batch_size,
             n_ubatch=settings.ubatch_size,
             n_threads=n_threads,
@@ -99,19 +99,22 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
         if draft_model is not None and decoder.can_rewind:
             cells = {"n_slots": found.n_slots, "n_ctx_slot": min(found.n_ctx // found.n_slots, draft_model.n_ctx_train)}
             draft = Draft(draft_model, model.vocab, **cells, n_threads=lambda: decoder.n_threads)
+        elif draft_model is not None:
+            log.warning("%s is not used: the model cannot take back guesses that were wrong", draft_model.name)
+            draft_model.close()
         undo.pop_all()
     on_progress("context", 1.0)
+    if settings.deterministic and settings.kv == "unified":
+        log.warning("--deterministic needs a stream of cells for each slot; --kv unified is not heeded")
     log.info("%s; KV cache %s/%s takes %s; %d threads", found.why, type_k, type_v, shown(found.cache_bytes), n_threads)
     info = _info(settings, model, decoder, choice, gpus, found, (type_k, type_v))
     info = msgspec.structs.replace(
         info,
-        deterministic=settings.deterministic and not gpus and not found.unified,
-        kv_unified=found.unified,
-        can_rewind=decoder.can_rewind,
-        cache_ram=cache_ram(free - found.cache_bytes - needs.fixed_bytes, settings.cache_ram),
+        cache_ram=cache_ram(free - needs.weight_bytes - found.cache_bytes - needs.fixed_bytes, settings.cache_ram),
         spec=_speculation(settings, decoder, draft),
+        load_seconds=round(time.monotonic() - started, 3),
     )
-    return Runtime(model, decoder, draft, msgspec.structs.replace(info, load_seconds=round(time.monotonic() - started, 3)))
+    return Runtime(model, decoder, draft, info)
 
 
 def _kv_types(settings: RunnerSettings) -> tuple[str, str]:
@@ -144,7 +147,7 @@ def _gpus(requested: str) -> list[Device]:
     return backends.select(requested, backends.devices())
 
 
-def _needs(model: Model, type_k: str, type_v: str, packed_bytes: int, n_ubatch: int) -> Needs:
+def _needs(model: Model, type_k: str, type_v: str, packed_bytes: int, settings: RunnerSettings) -> Needs:
     """The model's appetite from its header. Where an architecture keeps less than a cell per token and layer, this errs upward."""
     n_heads = model.number("attention.head_count", 1)
     heads = model.numbers("attention.head_count_kv") or [n_heads]
@@ -156,8 +159,9 @@ def _needs(model: Model, type_k: str, type_v: str, packed_bytes: int, n_ubatch: 
     # Latent attention derives V from K.
     value_length = 0 if model.number("attention.key_length_mla") else model.number("attention.value_length", head_size)
     cell = layer_cells(per_layer, key_length, value_length, KV_TYPES[type_k][1], KV_TYPES[type_v][1])
-    n_vocab, n_outputs = model.vocab.n_vocab, 64
-    activations = n_ubatch * (6 * model.n_embd + 3 * model.number("feed_forward_length"))
+    n_vocab = model.vocab.n_vocab
+    n_outputs = 2 * output_rows(settings.parallel or WANTED_SLOTS)  # where they are computed, and where they are read
+    activations = settings.ubatch_size * (6 * model.n_embd + 3 * model.number("feed_forward_length"))
     return Needs(
         n_ctx_train=model.n_ctx_train,
         cell_bytes=0 if native().llama_model_is_recurrent(model.handle) else cell,
@@ -220,7 +224,9 @@ def _info(
         kv_type_k=kv_types[0],
         kv_type_v=kv_types[1],
         kv_bytes=found.cache_bytes,
-        deterministic=settings.deterministic,
+        deterministic=settings.deterministic and not gpus and not found.unified and set(kv_types) == {DETERMINISTIC_KV_TYPE},
+        kv_unified=found.unified,
+        can_rewind=decoder.can_rewind,
         load_seconds=0.0,
         pid=os.getpid(),
     )

@@ -64,6 +64,18 @@ def test_a_copied_part_goes_on_with_the_same_bits(
         assert following(decoder, 0) == copied
 
 
+def test_a_copy_of_a_copy_that_waits_for_the_next_decode(tiny_models: dict[str, Model]) -> None:
+    """Too long for a window to be saved, the first goes the library's way; the second would fit through host memory."""
+    with context(tiny_models["gemma3"], n_ctx=2048, n_slots=4) as decoder:
+        fill(decoder, 0, TEXT[:500])
+        assert decoder.copy(0, 1, 40) and decoder.copy(1, 2, 30)
+        state = decoder.save(2)
+        assert state is not None and decoder.restore(3, state)
+        fill(decoder, 0, TEXT[500:510], 500)
+        assert decoder.truncate(0, 30) and decoder.truncate(1, 30)
+        assert following(decoder, 0) == following(decoder, 1) == following(decoder, 2) == following(decoder, 3)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_whole_copy_and_a_restored_state_go_on_with_the_same_bits(tiny_models: dict[str, Model], name: str, kind: str) -> None:

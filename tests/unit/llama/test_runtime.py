@@ -14,6 +14,7 @@ from server.llama.context import KV_TYPES, kv_type
 from server.llama.library import ggml
 from server.llama.runtime import open_runtime
 from server.protocol import RunnerSettings, SamplingParams
+from tests import tiny
 from tests.native import cpu_choice, loaded, rows
 
 
@@ -60,6 +61,56 @@ def test_the_cache_takes_the_bytes_that_were_announced(tiny_file: Path, caplog: 
 def test_deterministic_means_a_q8_0_cache(tiny_file: Path) -> None:
     runtime = open_runtime(_open(tiny_file, ctx_size=1024, deterministic=True), lambda stage, fraction: None)
     assert (runtime.info.kv_type_k, runtime.info.kv_type_v, runtime.info.deterministic) == ("q8_0", "q8_0", True)
+    runtime.close()
+
+
+def test_one_pool_has_more_slots_than_requests_run(tiny_file: Path) -> None:
+    runtime = open_runtime(_open(tiny_file, ctx_size=8192, parallel=2, kv="unified"), lambda stage, fraction: None)
+    info, decoder = runtime.info, runtime.decoder
+    assert (info.kv_unified, info.n_slots, info.n_ctx, info.n_ctx_slot) == (True, 2, 8192, 4096)
+    assert (decoder.unified, decoder.n_slots, decoder.n_cells, decoder.n_ctx_slot) == (True, 34, 8192, 4096)
+    assert not info.deterministic and info.can_rewind
+    runtime.close()
+
+
+def test_deterministic_goes_before_a_pool(tiny_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"ctx_size": 1024, "parallel": 4, "deterministic": True}
+    for kv, warnings in (("auto", 0), ("unified", 1)):
+        caplog.clear()
+        runtime = open_runtime(_open(tiny_file, kv=kv, **settings), lambda stage, fraction: None)
+        assert (runtime.info.kv_unified, runtime.info.deterministic, runtime.info.n_slots) == (False, True, 4)
+        assert len([record for record in caplog.records if "not heeded" in record.getMessage()]) == warnings
+        runtime.close()
+
+
+def test_a_model_that_cannot_rewind_says_so_and_is_not_guessed_for(
+    tiny_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny.write_recurrent(tmp_path / "mamba.gguf")
+    runtime = open_runtime(_open(path, ctx_size=1024, draft_path=str(tiny_file)), lambda stage, fraction: None)
+    assert (runtime.info.can_rewind, runtime.info.spec, runtime.draft) == (False, "off", None)
+    assert any("is not used" in record.getMessage() for record in caplog.records)
+    runtime.close()
+
+
+def test_memory_for_prefixes_is_chosen_from_what_weights_and_cache_leave(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cache_ram(free: int, **settings: Any) -> int:
+        monkeypatch.setattr("server.llama.hardware.free_memory", lambda: free)
+        runtime = open_runtime(_open(tiny_file, ctx_size=1024, **settings), lambda stage, fraction: None)
+        runtime.close()
+        return runtime.info.cache_ram
+
+    small, large = cache_ram(1 << 30), cache_ram(3 << 30)
+    assert (200 << 20) < small < (256 << 20) and large - small == (2 << 30) // 4
+    assert cache_ram(1 << 40) == 8 << 30
+    assert [cache_ram(1 << 30, cache_ram=asked) for asked in (0, 12345)] == [0, 12345]
+
+
+def test_the_cells_that_a_tiny_context_is_rounded_up_to_are_said(tiny_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    runtime = open_runtime(_open(tiny_file, ctx_size=1), lambda stage, fraction: None)
+    assert (runtime.info.n_ctx, runtime.info.n_ctx_slot, runtime.info.n_slots) == (256, 256, 4)
+    assert any("1 cells were asked for" in record.getMessage() for record in caplog.records)
     runtime.close()
 
 
