@@ -1,6 +1,6 @@
 """How threads should wait for each other, and how many there should be, alone and beside a busy neighbour: decoded tokens per second.
 
-Usage: python -m tests.bench.bench_threads [--rounds 5] [--seconds 2] [--streams 1 8] [--spins 0 300 default] [--busy 0 1] [--pin]
+Usage: python -m tests.bench.bench_threads [--rounds 5] [--seconds 1.5] [--streams 1 8] [--spins 0 300 default] [--busy 0 1] [--pin]
 
 A process for each waiting policy (libgomp reads it when it is loaded), all idle but the one that is measured; no server, no sampling.
 "default" with all threads is how llama.cpp's own programs run. "governed" starts each burst where the last one ended. A burst during
@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -221,7 +222,8 @@ def main() -> int:
     made.add_argument("--model", type=Path, help="GGUF to measure with (default: the catalog's default model)")
     made.add_argument("--threads", type=int, default=usable_cpus(), help="most threads")
     made.add_argument("--rounds", type=int, default=5, help="bursts of each setting, alternating; the medians are shown")
-    made.add_argument("--seconds", type=float, default=2.0, help="length of a burst")
+    made.add_argument("--seconds", type=float, default=1.5, help="length of a burst")
+    made.add_argument("--settle", type=float, default=8.0, help="seconds that the governor gets when neighbours come or go")
     made.add_argument("--streams", type=int, nargs="+", default=[1, 8, 16])
     made.add_argument("--spins", nargs="+", default=["0", OURS, "default"], help="values of GOMP_SPINCOUNT")
     made.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="busy neighbours")
@@ -242,9 +244,12 @@ def main() -> int:
             result = undisturbed(children[spins], Burst(key[1], key[2], options.seconds), pids)
             found[key].append(result.n_tokens / result.seconds)
             threads[key].append(result.mean_threads)
+            print(f"    {found[key][-1]:.1f} tokens/s with {result.mean_threads:.2f} threads", flush=True)
 
         for busy in options.busy:
             with neighbours(busy, pinned=options.pin) as pids:
+                for spins, streams in product(options.spins, options.streams):
+                    children[spins].measure(Burst(GOVERNED, streams, options.settle))
                 counts = [*range(options.threads, 0, -1), GOVERNED]
                 sides = [f"{s} {c} {n} {busy}" for n in options.streams for s in options.spins for c in counts]
                 alternate(sides, options.rounds, measure)
