@@ -16,7 +16,7 @@ from tests.native import NEAR, context, greedy_distances
 
 SECONDS = float(os.environ.get("CAPSULE_FUZZ_SECONDS", "60"))
 SEED = int(os.environ.get("CAPSULE_FUZZ_SEED", "1"))
-PARTS = {"streams": 0.2, "pool": 0.2, "recurrent": 0.1, "window": 0.1, "smollm2 streams": 0.2, "smollm2 pool": 0.2}
+PARTS = {"streams": 0.2, "pool": 0.2, "recurrent": 0.06, "hybrid": 0.06, "window": 0.08, "smollm2 streams": 0.2, "smollm2 pool": 0.2}
 pytestmark = pytest.mark.timeout(max(300, int(10 * SECONDS)))
 
 
@@ -52,7 +52,7 @@ def test_a_pool_that_is_too_small_for_all(tiny_models: dict[str, Model]) -> None
         assert max(greedy_distances(model, said.prompt, said.tokens)) <= NEAR
 
 
-@pytest.mark.parametrize(("name", "part"), [("mamba", "recurrent"), ("gemma3", "window")])
+@pytest.mark.parametrize(("name", "part"), [("mamba", "recurrent"), ("jamba", "hybrid"), ("gemma3", "window")])
 def test_models_that_cannot_rewind_freely(tiny_models: dict[str, Model], name: str, part: str) -> None:
     model = tiny_models[name]
     with context(model, n_ctx=4 * 512, n_slots=4) as decoder:
