@@ -249,7 +249,7 @@ def main() -> int:
         for busy in options.busy:
             with neighbours(busy, pinned=options.pin) as pids:
                 for spins, streams in product(options.spins, options.streams):
-                    children[spins].measure(Burst(GOVERNED, streams, options.settle))
+                    undisturbed(children[spins], Burst(GOVERNED, streams, options.settle), pids)
                 counts = [*range(options.threads, 0, -1), GOVERNED]
                 sides = [f"{s} {c} {n} {busy}" for n in options.streams for s in options.spins for c in counts]
                 alternate(sides, options.rounds, measure)
