@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from server.engine.pace import StepCost
-from server.engine.stores import store_for
-
 from server.engine.engine import Engine
 from server.engine.guesser import Guesser
+from server.engine.pace import StepCost
 from server.engine.plan import Limits
 from server.engine.policy import policy_named
 from server.engine.request import PutAside, WaitingRequest
 from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
+from server.engine.stores import store_for
 from server.protocol import Cancel, Delta, Event, Failed, Finished, Flow, GenerationRequest, Pause, Resume, SamplingParams, Step, Terminal
 from tests.unit.engine.fakes import FakeDecoder, FakeVocab
 from tests.unit.engine.oracle import solo_answer
