@@ -156,7 +156,7 @@ def make_engine(
         clock,
         policy_name=settings.policy,
         guesser=guesser,
-        governor=ThreadGovernor(decoder.n_threads, fixed=settings.threads is not None),
+        governor=ThreadGovernor(decoder.n_threads, fixed=settings.threads is not None, cost=scheduler.cost),
         batch_window=settings.batch_window,
     )
 
