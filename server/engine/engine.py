@@ -127,7 +127,7 @@ class Engine:
         report.tell_positions(begun)
         if report.has_events:
             report.send(begun)  # nobody waits a whole batch for a refusal, a place in the queue or the end of what was cancelled
-        if self._guesser is not None:
+        if self._guesser is not None and not self._scheduler.computes_prompts:  # guesses would take the prompts' part of a step
             self._guesser.guess(self._scheduler.running.values())
         plan = self._scheduler.plan()
         if plan is not None:

@@ -94,6 +94,11 @@ class Scheduler:
         """Requests it holds at most: all slots busy and the queue full."""
         return self.limits.n_slots + self.max_queue
 
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether somebody who runs still waits for the first token."""
+        return any(s.n_pending > 1 and s.follows is None and not s.paused for s in self.running.values())
+
     def holds(self, request_id: int) -> bool:
         return request_id in self._waiting or request_id in self.running
 
