@@ -150,7 +150,7 @@ def _staggered(server: Running, n: int) -> Numbers:
 
     staggered = rate("s", order)
     equal = rate("e", [sum(lengths) // 16] * 16)
-    return {"staggered tokens/s": staggered, "equal tokens/s": equal, "moves": metric(server, "capsule_moves_total")}
+    return {"staggered tokens/s": staggered, "equal tokens/s": equal, "moves": metric(server, "capsule_slot_moves_total")}
 
 
 def metric(server: Running, name: str) -> float:
