@@ -18,6 +18,10 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_queue: bool | None = None
 
 
+class Speculative(msgspec.Struct, kw_only=True):
+    n_max: int | None = None
+
+
 class GenerationFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
@@ -77,6 +81,12 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     return_queue: bool | None = None
     n_draft_max: int | None = msgspec.field(name="speculative.n_max", default=None)
+    speculative: Speculative | None = None
+    """The same as an object; the dotted member wins."""
+
+    # of no effect: a full context ends the answer and is never shifted
+    n_keep: int | None = None
+    n_discard: int | None = None
 
     # known, not done here (see UNSUPPORTED)
     grammar: Any = None
@@ -89,6 +99,11 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     n_indent: Any = None
     id_slot: Any = None
     image_data: Any = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
 
 
 def _no(value: Any) -> bool:
@@ -114,6 +129,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n_indent": (_not_positive, "a minimum indentation is not supported"),
     "id_slot": (lambda v: v == -1 and v is not True, "a request cannot choose its slot; only -1 is accepted"),
     "image_data": (_falsy, "images are not supported"),
+    "response_format": (lambda v: isinstance(v, dict) and v.get("type") == "text", "only the type text is supported"),
+    "tools": (lambda v: v == [], "tools are not supported"),
+    "tool_choice": (lambda v: v in ("none", "auto"), "tools are not supported"),
+    "functions": (lambda v: v == [], "functions are not supported; nor are tools"),
+    "function_call": (lambda v: v in ("none", "auto"), "functions are not supported"),
 }
 """Member -> (which values change nothing, what to say about the others)."""
 

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from server.api.options import Options
+from server.api.waiting import Waiting
 from server.errors import CapsuleError, ContextSizeExceeded, ShuttingDown
 from server.http.context import CONTEXT
 from server.http.limits import TICKET
@@ -25,7 +26,7 @@ from server.http.metrics import SequenceClock
 from server.http.ports import Generation, Progress, Runner
 from server.http.sse import EventStream
 from server.pipes import printable
-from server.protocol import Delta, Finished, GenerationRequest, Queued, Started, TokenLogprob
+from server.protocol import Delta, Finished, GenerationRequest, TokenLogprob
 
 log = logging.getLogger("capsule.prompts")
 
@@ -175,29 +176,23 @@ class StreamView(Protocol):
 async def stream(
     request: web.Request, requests: Sequence[GenerationRequest], view: StreamView, *, ping_interval: float, prompt_field: str
 ) -> web.StreamResponse:
-    """Stream the sequences as server-sent events. Failures before the first event leave as ordinary responses."""
+    """Stream the sequences as server-sent events. Failures before the first event leave as ordinary responses.
+
+    Who waits hears where in the queue: in comments, which no client minds, and the first time in headers.
+    """
+    waiting = Waiting()
     async with EventStream(request, ping_interval=ping_interval) as out:
         async with Batch(request, requests, prompt_field=prompt_field) as batch:
             async for index, event in batch:
-                await _tell_place(out, event)
+                has_moved = waiting.event(index, event)
+                out.ping_text = waiting.text
+                if has_moved:
+                    await out.comment(waiting.text, headers=waiting.headers)
                 await out.send(*view.event(index, event))
                 if not out.started:
                     await out.comment()  # accepted: let the client know, the first token may take long
         await out.send(*view.closing())
         return await out.finish(done=view.done_line)
-
-
-async def _tell_place(out: EventStream, event: Progress) -> None:
-    """Who waits hears where in the queue, in comments that no client minds; the first time also in headers."""
-    if isinstance(event, Queued) and (event.position or event.eta_s):
-        if not out.started:
-            out.response.headers["X-Queue-Position"] = str(event.position)
-            if event.eta_s is not None:
-                out.response.headers["X-Queue-Eta"] = f"{event.eta_s:.1f}"
-        out.ping_text = f"queue position={event.position}" + ("" if event.eta_s is None else f" eta={event.eta_s:.1f}")
-        await out.comment(out.ping_text)
-    elif isinstance(event, Started):
-        out.ping_text = "ping"
 
 
 async def with_text_bias(runner: Runner, options: Options) -> Options:

@@ -44,6 +44,8 @@ def parse_options(fields: GenerationFields, settings: Settings, info: ModelInfo,
     ClientError: a value is out of range, or not supported; `param` names the member.
     """
     refuse(fields, UNSUPPORTED)
+    for name, low in (("n_keep", -1), ("n_discard", 0)):
+        check_range(name, getattr(fields, name) or 0, low, INT_MAX)
     sampling = parse_sampling(fields, settings, info.n_vocab)
     ping = (
         settings.sse_ping_interval

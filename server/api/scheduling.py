@@ -48,7 +48,7 @@ def parse_wishes(fields: GenerationFields, headers: Mapping[str, str], settings:
         _timeout(fields, headers, settings.request_timeout),
         _session(fields, headers),
         _bounded("cache_salt", fields.cache_salt),
-        -1 if fields.n_draft_max is None else int(check_range("speculative.n_max", fields.n_draft_max, 0, MAX_DRAFT)),
+        _n_draft_max(fields),
     )
 
 
@@ -76,7 +76,7 @@ def admitted(request: web.Request, fields: GenerationFields, options: Options, *
         n_draft_max=wishes.n_draft_max,
     )
     base = attributed(request, base, explicit_priority=wishes.priority is not None)
-    admit(request, n_sequences=n_sequences, n_chars=request.content_length or 0)
+    admit(request, n_sequences=n_sequences, n_chars=request.content.total_bytes)
     return dataclasses.replace(options, base=base)
 
 
@@ -106,13 +106,32 @@ def _timeout(fields: GenerationFields, headers: Mapping[str, str], most: float) 
 
 
 def _session(fields: GenerationFields, headers: Mapping[str, str]) -> str:
-    for name in ("session", "session_id", "prompt_cache_key", "safety_identifier", "user"):
-        if getattr(fields, name) is not None:
-            return _bounded(name, getattr(fields, name))
-    return _bounded("X-Session-Id", headers.get("X-Session-Id"))
+    """The first that says something: what is meant for this, then what other servers know a client or a conversation by."""
+    given = {
+        "session": fields.session,
+        "session_id": fields.session_id,
+        "X-Session-Id": headers.get("X-Session-Id"),
+        "safety_identifier": fields.safety_identifier,
+        "user": fields.user,
+        "prompt_cache_key": fields.prompt_cache_key,
+    }
+    return next(filter(None, [_bounded(name, text) for name, text in given.items()]), "")
 
 
 def _bounded(name: str, given: str | None) -> str:
-    if given is not None and len(given) > MAX_NAME_CHARS:
+    if given is None:
+        return ""
+    if len(given) > MAX_NAME_CHARS:
         raise ClientError(f"{name} has {len(given)} characters; at most {MAX_NAME_CHARS} are accepted", param=name)
-    return given or ""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise ClientError(f"{name} is not valid UTF-8", param=name) from None
+    return given
+
+
+def _n_draft_max(fields: GenerationFields) -> int:
+    value = fields.n_draft_max
+    if value is None and fields.speculative is not None:
+        value = fields.speculative.n_max
+    return -1 if value is None else int(check_range("speculative.n_max", value, 0, MAX_DRAFT))

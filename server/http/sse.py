@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -75,7 +76,10 @@ class EventStream:
         if values:
             await self._write(b"".join(map(event_bytes, values)))
 
-    async def comment(self, text: str = "") -> None:
+    async def comment(self, text: str = "", *, headers: Mapping[str, str] | None = None) -> None:
+        """A line that clients skip. `headers` go out with it if it is the first thing that is said; afterwards it is too late for them."""
+        if headers and not self.started:
+            self.response.headers.update(headers)
         await self._write(f": {text}\n\n".encode())
 
     async def finish(self, *, done: bool) -> web.StreamResponse:

@@ -14,6 +14,7 @@ from server.http.context import CONTEXT, AppContext
 from server.http.readiness import require_model
 from server.options import shown, table
 from server.protocol import GenerationRequest, ModelInfo
+from server.settings import Settings
 
 
 async def props(request: web.Request) -> web.Response:
@@ -41,15 +42,29 @@ def props_json(context: AppContext, info: ModelInfo) -> dict[str, Any]:
         "eos_token": info.eos_token,
         "build_info": f"capsule-{context.version}",
         "is_sleeping": False,
-        "deterministic": {
-            "on": info.deterministic,
-            "promise": "a greedy answer is the same alone and among others, bit for bit" if info.deterministic else None,
-        },
+        "deterministic": deterministic_json(settings, info),
         "scheduling": scheduling_json(context, info),
         "hardware": hardware_json(info),
         "settings": settings_json(context),
         "uptime_seconds": time.monotonic() - context.started,
     }
+
+
+def deterministic_json(settings: Settings, info: ModelInfo) -> dict[str, Any]:
+    """Whether the promise holds as the model was loaded, and if not, why."""
+    why_not = None if info.deterministic else _why_not(settings, info)
+    promise = "a greedy answer is the same alone and among others, guessed ahead or not, bit for bit"
+    return {"on": info.deterministic, "promise": None if why_not else promise, "why_not": why_not, "speculation": info.spec}
+
+
+def _why_not(settings: Settings, info: ModelInfo) -> str:
+    if not settings.deterministic:
+        return "the server was started without --deterministic"
+    if info.kv_unified:
+        return "the KV cache is one pool, not a stream for each slot"
+    if {info.kv_type_k, info.kv_type_v} != {"q8_0"}:
+        return f"the KV cache is {info.kv_type_k} and {info.kv_type_v}, not q8_0"
+    return f"not promised on {', '.join(info.devices)}, only on the CPU alone"
 
 
 def scheduling_json(context: AppContext, info: ModelInfo) -> dict[str, Any]:
@@ -61,8 +76,10 @@ def scheduling_json(context: AppContext, info: ModelInfo) -> dict[str, Any]:
         "can_rewind": info.can_rewind,
         "cache_ram_bytes": info.cache_ram,
         "speculation": info.spec,
+        "draft_max": settings.spec_draft_max if info.spec != "off" else 0,
         "itl_target_ms": settings.itl_target,
         "max_queue": settings.max_queue,
+        "max_queue_tokens": settings.max_queue_tokens or None,
         "request_timeout": settings.request_timeout or None,
     }
 

@@ -27,22 +27,12 @@ class ChatBody(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     # known, not done here (see _UNSUPPORTED)
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
 
 
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "tools": (lambda v: v == [], "tools are not supported"),
-    "tool_choice": (lambda v: v in ("none", "auto"), "tools are not supported"),
-    "functions": (lambda v: v == [], "functions are not supported; nor are tools"),
-    "function_call": (lambda v: v in ("none", "auto"), "functions are not supported"),
-    "response_format": (lambda v: isinstance(v, dict) and v.get("type") == "text", "only the type text is supported"),
     "modalities": (lambda v: v in ([], ["text"]), "only text is supported"),
     "audio": (lambda v: False, "audio is not supported"),
     "web_search_options": (lambda v: False, "web search is not supported"),

@@ -22,13 +22,11 @@ class CompletionBody(GenerationFields, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
-    response_format: Any = None
 
 
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "best_of": (lambda v: v == 1, "only 1 is supported"),
     "suffix": (lambda v: v == "", "text behind the completion is not supported"),
-    "response_format": (lambda v: isinstance(v, dict) and v.get("type") == "text", "only the type text is supported"),
 }
 
 

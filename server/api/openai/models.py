@@ -11,6 +11,9 @@ from server.api.respond import json_response
 from server.errors import NotFound
 from server.http.context import CONTEXT, AppContext
 
+ANY = "default"
+"""What clients call the model of a server that has one; requests may name it as they like."""
+
 
 def model_json(context: AppContext) -> dict[str, Any]:
     info = context.runner.info
@@ -40,6 +43,6 @@ async def models(request: web.Request) -> web.Response:
 
 async def model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
-    if request.match_info["id"] != context.model_name:
+    if request.match_info["id"] not in (context.model_name, ANY):
         raise NotFound(f"this server has no model of that name, only {context.model_name}", param="model")
     return json_response(model_json(context))

@@ -33,6 +33,8 @@ async def test_whole_answer() -> None:
         (["a", "b"], ["a", "b"]),
         ([[5], [6, 7]], [[5], [6, 7]]),
         ([[5], "b"], [[5], "b"]),
+        ({"prompt_string": "a"}, ["a"]),
+        ([{"prompt_string": "a", "multimodal_data": []}, "b", [5]], ["a", "b", [5]]),
     ],
 )
 @pytest.mark.asyncio
@@ -47,7 +49,25 @@ async def test_forms_of_a_prompt(prompt: Any, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, [], [[]], [-1], [1000], [2**31], [2**70], ["x", -3], [5, [6]], [[[5]]], 5, {}, {"prompt_string": "x"}, [None], [True], [1.5]],
+    [
+        None,
+        [],
+        [[]],
+        [-1],
+        [1000],
+        [2**31],
+        [2**70],
+        ["x", -3],
+        [5, [6]],
+        [[[5]]],
+        5,
+        {},
+        {"prompt_string": 5},
+        [5, {"prompt_string": "x"}],
+        [None],
+        [True],
+        [1.5],
+    ],
 )
 @pytest.mark.asyncio
 async def test_prompts_that_are_none(prompt: Any) -> None:
@@ -101,7 +121,17 @@ async def test_logprobs_in_the_old_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "value"), [("suffix", "x"), ("best_of", 2), ("logprobs", 21), ("logprobs", -1), ("response_format", {"type": "json_object"})]
+    ("member", "value"),
+    [
+        ("suffix", "x"),
+        ("best_of", 2),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{}]),
+    ],
 )
 @pytest.mark.asyncio
 async def test_refused_members(member: str, value: Any) -> None:

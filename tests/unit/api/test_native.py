@@ -48,6 +48,8 @@ async def test_several_prompts_are_a_list() -> None:
         assert isinstance(reply, list)
         _, reply = await live.post("/completion", {"prompt": "a", "n_cmpl": 2})
         assert len(reply) == 2
+        _, reply = await live.post("/completion", {"prompt": {"prompt_string": "a"}, "n_keep": -1, "n_discard": 0})
+        assert reply["prompt"] == "a"
 
 
 @pytest.mark.asyncio
@@ -118,6 +120,13 @@ async def test_detokenize() -> None:
         ("/completion", {"prompt": "x", "id_slot": 0}, "id_slot"),
         ("/completion", {"prompt": "x", "n_probs": 101}, "n_probs"),
         ("/completion", {"prompt": "x", "n_predict": -2}, "n_predict"),
+        ("/completion", {"prompt": "x", "n_keep": "all"}, "n_keep"),
+        ("/completion", {"prompt": "x", "n_keep": -2}, "n_keep"),
+        ("/completion", {"prompt": "x", "n_discard": 2**40}, "n_discard"),
+        ("/completion", {"prompt": "x", "tools": [{}]}, "tools"),
+        ("/completion", {"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data"),
+        ("/completion", {"prompt": ["x", {"prompt_string": "x", "multimodal_data": [""]}]}, "prompt[1].multimodal_data"),
     ],
 )
 @pytest.mark.asyncio

@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from server.errors import ContextSizeExceeded, RunnerDied, ServerBusy
-from server.protocol import Delta, Queued
-from tests.unit.http.fakes import State
+from server.protocol import Delta, Queued, Started
+from tests.unit.http.fakes import State, Step, finished
 from tests.unit.http.live import Live, running
 
 USER: Any = [{"role": "user", "content": "Hi"}]
@@ -48,6 +48,28 @@ async def test_the_stream_helper_accumulates() -> None:
     async with client() as (_, api), api.chat.completions.stream(model="x", messages=USER) as stream:
         completion = await stream.get_final_completion()
     assert completion.choices[0].message.content == "Hello" and completion.choices[0].message.role == "assistant"
+
+
+@pytest.mark.asyncio
+async def test_places_in_the_queue_and_deadlines() -> None:
+    extra: Any = {"return_queue": True, "priority": "batch", "timeout": 5}
+    async with client() as (live, api):
+        end = finished(1, reason="length", stop_type="timeout")
+        steps: list[Step] = [Queued(1, 2, 5, 9.0), Queued(1, 0, 5, 1.0), Started(1, 0, 5, 0), Delta(1, "Hel")]
+        live.runner.script = lambda request: [*steps, end]
+        stream = await api.chat.completions.create(model="x", messages=USER, stream=True, extra_body=extra, user="me")
+        found = [chunk async for chunk in stream]
+        assert [chunk.model_extra["queue"]["position"] for chunk in found if chunk.model_extra and "queue" in chunk.model_extra] == [2, 0]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in found) == "Hel"
+        assert found[-1].choices[0].finish_reason == "length" and (found[-1].choices[0].model_extra or {})["stop_type"] == "timeout"
+        live.runner.script = lambda request: [*steps, finished(1)]
+        async with api.chat.completions.stream(model="x", messages=USER, extra_body=extra) as helper:
+            assert (await helper.get_final_completion()).choices[0].message.content == "Hel"
+        old = await api.completions.create(model="x", prompt="a", stream=True, extra_body=extra)
+        assert "".join([chunk.choices[0].text async for chunk in old]) == "Hel"
+        assert {(r.priority, r.timeout_s) for r in live.runner.requests} == {("batch", 5.0)} and live.runner.requests[
+            0
+        ].flow.session == "me"
 
 
 @pytest.mark.asyncio

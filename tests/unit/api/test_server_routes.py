@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -64,6 +65,7 @@ async def test_models() -> None:
             assert status == 200 and reply["object"] == "list" and [m["id"] for m in reply["data"]] == ["tiny"]
         assert reply["data"][0]["meta"]["n_ctx_train"] == 2048 and reply["data"][0]["created"] > 1_600_000_000
         assert (await live.get("/v1/models/tiny"))[1]["object"] == "model"
+        assert (await live.get("/v1/models/default"))[1]["id"] == "tiny"
         for name in ("other", "org/other", "tiny/x"):
             status, reply = await live.get(f"/v1/models/{name}")
             assert status == 404 and reply["error"]["param"] == "model"
@@ -90,6 +92,39 @@ async def test_props() -> None:
         "build_info",
     }
     assert llama_server <= reply.keys()
+
+
+@pytest.mark.asyncio
+async def test_props_say_how_requests_are_scheduled() -> None:
+    async with running(policy="fcfs", max_queue_tokens=900) as live:
+        assert live.runner.info is not None
+        live.runner.info = msgspec.structs.replace(live.runner.info, kv_unified=True, spec="ngram", cache_ram=77)
+        _, reply = await live.get("/props")
+    assert reply["scheduling"] == {
+        "policy": "fcfs", "kv": "unified", "can_rewind": True, "cache_ram_bytes": 77, "speculation": "ngram", "draft_max": 8,
+        "itl_target_ms": 150.0, "max_queue": 1024, "max_queue_tokens": 900, "request_timeout": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "loaded", "why_not"),
+    [
+        (True, {"deterministic": True, "kv_type_k": "q8_0", "kv_type_v": "q8_0", "spec": "ngram"}, None),
+        (False, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}, "--deterministic"),
+        (True, {"kv_type_k": "q8_0", "kv_type_v": "q8_0", "kv_unified": True}, "pool"),
+        (True, {"kv_type_k": "q8_0", "kv_type_v": "f16"}, "f16"),
+        (True, {"kv_type_k": "q8_0", "kv_type_v": "q8_0", "devices": ("CUDA0 (a GPU)",)}, "CUDA0"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_props_promise_determinism_only_where_it_holds(asked: bool, loaded: dict[str, Any], why_not: str | None) -> None:
+    async with running(deterministic=asked) as live:
+        assert live.runner.info is not None
+        live.runner.info = msgspec.structs.replace(live.runner.info, **loaded)
+        found = (await live.get("/props"))[1]["deterministic"]
+    assert found["on"] is (why_not is None) is (found["promise"] is not None)
+    assert found["why_not"] is None if why_not is None else why_not in found["why_not"]
+    assert found["speculation"] == loaded.get("spec", "off")
 
 
 @pytest.mark.asyncio
@@ -173,7 +208,7 @@ def test_the_spec_names_every_member_and_its_range() -> None:
     spec = yaml.safe_load((ROOT / "spec/openapi.yaml").read_text(encoding="utf-8"))
     listed = spec["components"]["schemas"]["GenerationFields"]["properties"]
     aliases = {"n_cmpl", "max_tokens", "max_completion_tokens"}
-    assert set(listed) == set(GenerationFields.__struct_fields__) - set(UNSUPPORTED) - aliases
+    assert set(listed) == set(GenerationFields.__struct_encode_fields__) - set(UNSUPPORTED) - aliases
     for name, (low, high) in RANGES.items():
         shown = listed[name]
         if "enum" not in shown:

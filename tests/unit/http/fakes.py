@@ -60,10 +60,10 @@ HANG = 3600.0
 
 
 def says(*texts: str, reason: str = "stop", stop_type: str = "eos", n_prompt: int = 5, n_cached: int = 2, word: str = "") -> Script:
-    """A script: queued, started, one delta per text, finished."""
+    """A script: queued with a slot free, started, one delta per text, finished."""
 
     def script(request: GenerationRequest) -> Iterable[Step]:
-        yield Queued(1, 0, n_prompt)
+        yield Queued(1, 0, n_prompt, 0.0)
         yield Started(1, 3, n_prompt, n_cached)
         for i, text in enumerate(texts):
             lp = None if request.n_logprobs is None else logprob(i, text, request.n_logprobs)
