@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -10,6 +10,9 @@ RANDOM_SEED = 0xFFFFFFFF
 
 Priority = Literal["interactive", "normal", "batch"]
 """Classes of requests, most urgent first. Each is sure of a share; none can be starved by another."""
+CLASSES: tuple[Priority, ...] = get_args(Priority)
+RANKS: dict[str, int] = {name: rank for rank, name in enumerate(CLASSES)}
+"""0 = most urgent."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

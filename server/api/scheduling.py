@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
 
 import msgspec
 from aiohttp import web
@@ -21,12 +20,12 @@ from server.http.context import CONTEXT
 from server.http.flow import attributed
 from server.http.limits import admit
 from server.protocol import Flow, Priority
+from server.requests import CLASSES
 from server.settings import Settings
 
 MAX_NAME_CHARS = 256
 MAX_TIMEOUT_SECONDS = 7 * 24 * 3600.0
 MAX_DRAFT = 64
-CLASSES: tuple[str, ...] = get_args(Priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _priority(fields: GenerationFields, headers: Mapping[str, str]) -> Priority 
         return None
     if given not in CLASSES:
         raise ClientError(f"{name}: there is no class {str(given)[:40]!r}; the classes are {', '.join(CLASSES)}", param=name)
-    return cast(Priority, given)
+    return given
 
 
 def _timeout(fields: GenerationFields, headers: Mapping[str, str], most: float) -> float | None:

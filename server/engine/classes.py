@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import get_args
 
-from server.requests import Priority
+from server.requests import CLASSES
 
-CLASSES: tuple[Priority, ...] = get_args(Priority)
-RANKS = {name: rank for rank, name in enumerate(CLASSES)}
-"""0 = most urgent."""
 WEIGHTS = (16, 4, 1)
 SHARES = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)
 MOST_SAVED = 4096.0

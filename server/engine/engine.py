@@ -23,12 +23,14 @@ from server.protocol import (
     Cancel,
     EngineStats,
     Failed,
+    FinishReason,
     Pause,
     Queue,
     Queued,
     Resume,
     SlotState,
     Step,
+    StopType,
 )
 
 logger = logging.getLogger(__name__)
@@ -180,26 +182,26 @@ class Engine:
         report.event(Queued(id=request.id, position=position, n_prompt_tokens=len(request.tokens), eta_s=eta))
 
     def _cancel(self, request_id: int) -> None:
-        now = self._clock()
-        if (entry := self._scheduler.withdraw(request_id)) is not None:
-            self._report.queue_moved = True
-            if isinstance(entry, PutAside):
-                self._stepper.finish_aside(entry, "cancelled", "none", now)
-            else:
-                self._report.end(cancelled_while_waiting(entry.id, len(entry.tokens), now - entry.submitted_at))
-        elif (live := self._stepper.live.get(request_id)) is not None:
-            self._stepper.finish(live, "cancelled", "none", now)
+        self._end(request_id, "cancelled", "none", self._clock())
 
     def _expire(self, now: float) -> None:
         for request_id in self._scheduler.expired(now):
-            if (entry := self._scheduler.withdraw(request_id)) is not None:
-                self._report.queue_moved = True
-                if isinstance(entry, PutAside):
-                    self._stepper.finish_aside(entry, "length", "timeout", now)
-                else:
-                    self._report.end(expired_while_waiting(entry, now))
-            elif (live := self._stepper.live.get(request_id)) is not None:
-                self._stepper.finish(live, "length", "timeout", now)
+            self._end(request_id, "length", "timeout", now)
+
+    def _end(self, request_id: int, reason: FinishReason, stop_type: StopType, now: float) -> None:
+        """End a request wherever it is; unknown ids are ignored (it may just have ended)."""
+        entry = self._scheduler.withdraw(request_id)
+        if entry is None:
+            if (live := self._stepper.live.get(request_id)) is not None:
+                self._stepper.finish(live, reason, stop_type, now)
+            return
+        self._report.queue_moved = True
+        if isinstance(entry, PutAside):
+            self._stepper.finish_aside(entry, reason, stop_type, now)
+        elif stop_type == "timeout":
+            self._report.end(expired_while_waiting(entry, now))
+        else:
+            self._report.end(cancelled_while_waiting(entry.id, len(entry.tokens), now - entry.submitted_at))
 
     # ---- admission ---------------------------------------------------------------------------------------------
 

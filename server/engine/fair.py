@@ -8,11 +8,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from server.engine.accounts import OUTPUT_COST, PROMPT_COST, Accounts, expected_cost
-from server.engine.classes import CLASSES, RANKS, Credits, Paid
+from server.engine.classes import Credits, Paid
 from server.engine.flows import Node, Walk
 from server.engine.request import Entry, PutAside, Sequence
 from server.engine.victims import Candidate, first_to_yield, victim
 from server.figures import KeyShare
+from server.requests import CLASSES, RANKS
 
 WINDOW = 8
 """Of so many at the head of a session's queue, the one with the longest cached prefix goes."""

@@ -6,28 +6,14 @@ A follower holds its slot but computes nothing until its leader's prompt has com
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
 
 from server.engine.kv import KvStore
 from server.engine.request import Follow, Sequence
-from server.protocol import Priority
+from server.requests import RANKS
+from server.tokens import common_prefix
 
 LEAST = 32
 """Tokens; sharing fewer is not worth the wait."""
-_STRIDE = 512
-_CLASSES: tuple[Priority, ...] = get_args(Priority)
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common beginning."""
-    n = min(len(a), len(b))
-    start = 0
-    while start < n and a[start : min(start + _STRIDE, n)] == b[start : min(start + _STRIDE, n)]:
-        start += _STRIDE
-    for index in range(start, min(start + _STRIDE, n)):
-        if a[index] != b[index]:
-            return index
-    return n
 
 
 def follow(sequence: Sequence, running: Iterable[Sequence]) -> Follow | None:
@@ -46,7 +32,7 @@ def follow(sequence: Sequence, running: Iterable[Sequence]) -> Follow | None:
 def _may_share(leader: Sequence, sequence: Sequence) -> bool:
     """Nobody waits for one of a lower class, whose prompt may take its time."""
     theirs, ours = leader.request, sequence.request
-    return theirs.cache_prompt and theirs.namespace == ours.namespace and _CLASSES.index(theirs.priority) <= _CLASSES.index(ours.priority)
+    return theirs.cache_prompt and theirs.namespace == ours.namespace and RANKS[theirs.priority] <= RANKS[ours.priority]
 
 
 def resolve(running: Mapping[int, Sequence], kv: KvStore) -> Iterator[tuple[Sequence, int]]:

@@ -8,10 +8,10 @@ from itertools import islice
 from typing import ClassVar
 
 from server.engine.accounts import OUTPUT_COST, PROMPT_COST, Accounts
-from server.engine.classes import RANKS
 from server.engine.flows import by_order
 from server.engine.request import Entry, PutAside, Sequence
 from server.figures import KeyShare
+from server.requests import RANKS
 
 Place = tuple[int, int]
 """Where an entry stands in its queue, the smallest first: (what the policy goes by, order of submission)."""

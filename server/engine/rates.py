@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from server.window import SlidingSum
+
 WINDOW_SECONDS = 30.0
 _BUCKET_SECONDS = 1.0
 _MOST_FINISHES = 1024
@@ -12,38 +14,11 @@ _LEAST_FINISHES = 16
 _MOST_RETRY_SECONDS = 3600.0
 
 
-class _Window:
-    """A sum over the last `WINDOW_SECONDS`, in buckets: no memory per event."""
-
-    def __init__(self) -> None:
-        self._buckets: deque[tuple[int, int]] = deque()
-        self._sum = 0
-
-    def add(self, now: float, n: int) -> None:
-        bucket = int(now // _BUCKET_SECONDS)
-        if self._buckets and self._buckets[-1][0] >= bucket:
-            last, n_before = self._buckets.pop()
-            self._buckets.append((last, n_before + n))
-        else:
-            self._buckets.append((bucket, n))
-        self._sum += n
-        self._forget(now)
-
-    def sum(self, now: float) -> int:
-        self._forget(now)
-        return self._sum
-
-    def _forget(self, now: float) -> None:
-        oldest = int((now - WINDOW_SECONDS) // _BUCKET_SECONDS)
-        while self._buckets and self._buckets[0][0] <= oldest:
-            self._sum -= self._buckets.popleft()[1]
-
-
 class Rates:
     """Rates are per second, over the last 30 s (or since the first event, if that is less). `now` is any clock that does not go back."""
 
     def __init__(self) -> None:
-        self._prompt, self._generated = _Window(), _Window()
+        self._prompt, self._generated = (SlidingSum(int(WINDOW_SECONDS) - 1) for _ in range(2))
         self._finishes: deque[tuple[float, float]] = deque()
         """(when, how long it had held a slot)"""
         self._held_sum = 0.0

@@ -81,6 +81,11 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def is_runnable(self) -> bool:
+        """Whether a step may compute something of it: its reader keeps up, and it waits for nobody's prompt."""
+        return not self.paused and self.follows is None
+
+    @property
     def n_predicted(self) -> int:
         return len(self.tokens) - self.n_prompt
 

@@ -97,7 +97,7 @@ class Scheduler:
     @property
     def computes_prompts(self) -> bool:
         """Whether somebody who runs still waits for the first token."""
-        return any(s.n_pending > 1 and s.follows is None and not s.paused for s in self.running.values())
+        return any(sequence.n_pending > 1 and sequence.is_runnable for sequence in self.running.values())
 
     def holds(self, request_id: int) -> bool:
         return request_id in self._waiting or request_id in self.running
@@ -292,10 +292,10 @@ class Scheduler:
     def _planned(self) -> StepPlan | None:
         while self._suspects:
             suspect = self._suspects[0]
-            if self.running.get(suspect.id) is suspect and not suspect.paused and suspect.follows is None:
+            if self.running.get(suspect.id) is suspect and suspect.is_runnable:
                 return self._plan_of([suspect])
             self._suspects.popleft()
-        runnable = [sequence for sequence in self.running.values() if not sequence.paused and sequence.follows is None]
+        runnable = [sequence for sequence in self.running.values() if sequence.is_runnable]
         return self._plan_of(runnable) if runnable else None
 
     def _plan_of(self, runnable: list[Sequence]) -> StepPlan:

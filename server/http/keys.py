@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import OperatorError
-from server.requests import Priority
+from server.requests import CLASSES, RANKS, Priority
 
 log = logging.getLogger("capsule.http")
 
-CLASSES: tuple[Priority, ...] = ("interactive", "normal", "batch")
-"""From the most urgent to the least."""
 LIMITS = {"running": 1, "queued": 0, "tpm": 1}
 """Limit of a key -> its least value."""
 _LINE = "key [name weight max-class admin] [running=N] [queued=N] [tpm=N]"
@@ -52,7 +50,7 @@ class ApiKey:
         return self.weight, self.max_class, self.running, self.queued, self.tpm
 
     def allows(self, priority: Priority) -> bool:
-        return CLASSES.index(priority) >= CLASSES.index(self.max_class)
+        return RANKS[priority] >= RANKS[self.max_class]
 
 
 def digest(secret: str) -> bytes:

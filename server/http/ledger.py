@@ -5,51 +5,16 @@ The places of a request are booked when it is admitted, and all given back when 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.http.ports import Progress
 from server.protocol import Delta, Finished, Queued, Started
+from server.window import SlidingSum
 
 WINDOW_SECONDS = 60
-_CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4
 """What a prompt weighs until it has been tokenised."""
-
-
-class Window:
-    """Tokens of the last minute, kept by whole seconds. `now`: seconds of a clock that does not go back."""
-
-    __slots__ = ("_seconds", "_sum")
-
-    def __init__(self) -> None:
-        self._seconds: deque[list[int]] = deque()
-        self._sum = 0
-
-    def add(self, now: float, n: int) -> None:
-        self._forget(now)
-        if not self._seconds or self._seconds[-1][0] != int(now):
-            self._seconds.append([int(now), 0])
-        self._seconds[-1][1] += n
-        self._sum += n
-
-    def sum(self, now: float) -> int:
-        self._forget(now)
-        return self._sum
-
-    def seconds_until_below(self, now: float, limit: int) -> float:
-        """How long until the sum is under `limit`, if nothing is added meanwhile."""
-        left, wait = self.sum(now), 0.0
-        for second, n in self._seconds:
-            if left < limit:
-                break
-            left -= n
-            wait = second + 1 + WINDOW_SECONDS - now
-        return wait
-
-    def _forget(self, now: float) -> None:
-        while self._seconds and self._seconds[0][0] + 1 + WINDOW_SECONDS <= now:
-            self._sum -= self._seconds.popleft()[1]
 
 
 @dataclass(slots=True)
@@ -60,7 +25,8 @@ class Account:
     running: int = 0
     waiting_tokens: int = 0
     """Prompt tokens of those that wait; guessed from the length of the text where it has not been tokenised yet."""
-    used: Window = field(default_factory=Window)
+    used: SlidingSum = field(default_factory=lambda: SlidingSum(WINDOW_SECONDS))
+    """Tokens of the last minute."""
 
 
 class Ledger:
@@ -76,7 +42,7 @@ class Ledger:
     def book(self, key: str | None, n_sequences: int, n_chars: int) -> Ticket:
         """Places for the sequences of one request; `n_chars` is the text of all their prompts."""
         accounts = (self.total,) if key is None else (self.total, self.of(key))
-        each = n_chars // _CHARS_PER_TOKEN // max(1, n_sequences)
+        each = n_chars // CHARS_PER_TOKEN // max(1, n_sequences)
         return Ticket([Place(accounts, each, self.clock) for _ in range(n_sequences)])
 
 

@@ -12,7 +12,7 @@ from server.errors import ClientError, RateLimited, ServerBusy
 from server.http.auth import API_KEY
 from server.http.context import CONTEXT
 from server.http.keys import ApiKey
-from server.http.ledger import Account, Ledger, Ticket
+from server.http.ledger import CHARS_PER_TOKEN, Account, Ledger, Ticket
 
 LEDGER = web.AppKey("ledger", Ledger)
 TICKET: web.RequestKey[Ticket] = web.RequestKey("ticket", Ticket)
@@ -96,7 +96,7 @@ def _check_queue(request: web.Request, n_sequences: int, n_chars: int) -> None:
             waiting=total.waiting, limit=settings.max_queue, position=total.waiting, retry_after=stats.retry_after_s,
         )  # fmt: skip
     most = settings.max_queue_tokens
-    if most and total.waiting_tokens and total.waiting_tokens + n_chars // 4 > most:
+    if most and total.waiting_tokens and total.waiting_tokens + n_chars // CHARS_PER_TOKEN > most:
         raise ServerBusy(
             f"{total.waiting_tokens} prompt tokens are waiting; the queue takes {most} (--max-queue-tokens)",
             waiting=total.waiting_tokens, limit=most, position=total.waiting, retry_after=stats.retry_after_s,

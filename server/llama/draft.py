@@ -21,6 +21,7 @@ from server.llama.library import native
 from server.llama.model import Model, load_model
 from server.llama.vocab import Vocabulary
 from server.protocol import RunnerSettings, SamplingParams
+from server.tokens import common_prefix
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Draft:
 
     def _missing(self, slot: int, tokens: Sequence[int]) -> list[int]:
         """Cut what the slot holds down to what is still true; the rest of the text, at least its last token."""
-        keep = min(common(self._held[slot], tokens), len(tokens) - 1)
+        keep = min(common_prefix(self._held[slot], tokens), len(tokens) - 1)
         if not self._context.truncate(slot, keep):
             keep = 0
         self._held[slot][:] = tokens[:keep]
@@ -277,16 +278,4 @@ class _Places:
     def _is_same(self, slot: int, tokens: Sequence[int]) -> bool:
         """Whether a slot holds the beginning of this text, but for some guesses behind it."""
         held = self._held[slot]
-        return len(held) - common(held, tokens) <= _MOST_GUESSES
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix, by halving: slices compare fast, and texts that have grown are mostly equal."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        return len(held) - common_prefix(held, tokens) <= _MOST_GUESSES

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from server.engine.following import common_prefix
 from server.engine.kv import Attached, KvFigures
 from server.engine.plan import Limits, StepPlan
 from server.engine.policy import policy_named
@@ -20,6 +19,7 @@ from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
 from server.figures import KeyShare
 from server.protocol import Flow, GenerationRequest
+from server.tokens import common_prefix
 from tests.bench.traces import Arrival
 
 GAP_STEP = 1e-4

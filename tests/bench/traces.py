@@ -10,14 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import msgspec
 
-from server.requests import Priority
-
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)
-
+from server.requests import CLASSES, Priority
 
 Length = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -101,7 +98,7 @@ def _flood(n: int, rate: float, source: random.Random) -> Iterator[Arrival]:
 def _classes(n: int, rate: float, source: random.Random) -> Iterator[Arrival]:
     """A backlog of `batch`, and people before it."""
     for at in _times(n, rate, source):
-        priority = source.choices(PRIORITIES, (1, 2, 3))[0]
+        priority = source.choices(CLASSES, (1, 2, 3))[0]
         long = priority == "batch"
         yield Arrival(
             at=0.0 if long else at, n_prompt=_length(source, 200 if long else 60, 0.5, 1000), n_output=_length(source, 60, 0.5, 300),

@@ -12,8 +12,9 @@ from server.api.respond import json_response
 from server.errors import NotFound
 from server.http.auth import API_KEY
 from server.http.context import CONTEXT
-from server.http.keys import CLASSES, ApiKey
+from server.http.keys import ApiKey
 from server.protocol import KeyShare, Queue, QueuedRequest
+from server.requests import CLASSES
 
 OTHER = "other"
 """Stands for every key but the asking one, unless an admin asks."""

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.api.fields import GenerationFields, Speculative
-from server.api.scheduling import CLASSES, MAX_NAME_CHARS, Wishes, parse_wishes
+from server.api.scheduling import MAX_NAME_CHARS, Wishes, parse_wishes
 from server.errors import ClientError
 from server.http.limits import LEDGER
 from server.protocol import Queued
+from server.requests import CLASSES
 from server.settings import Settings
 from tests.unit.http.fakes import HANG
 from tests.unit.http.live import Live, running

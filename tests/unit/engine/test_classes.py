@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.engine.classes import CLASSES, MOST_SAVED, SHARES, Credits, Paid
+from server.engine.classes import MOST_SAVED, SHARES, Credits, Paid
+from server.requests import CLASSES
 
 INTERACTIVE, NORMAL, BATCH = range(3)
 ALL, NONE = [True] * 3, [False] * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +12,9 @@ from server.engine.classes import MOST_SAVED, SHARES, TURN
 from server.engine.fair import AGED_STEPS, MOST_PASSED, Fair, chosen
 from server.engine.flows import IDLE_KEPT
 from server.engine.request import PutAside, start
-from server.requests import Priority
+from server.requests import CLASSES, Priority
 from tests.unit.engine.house import House, entry, nothing
 
-CLASSES = get_args(Priority)
 LONGEST_PROMPT, LONGEST_ANSWER = 120, 40
 
 

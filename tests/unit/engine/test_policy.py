@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +12,9 @@ from server.engine.policy import POLICIES, policy_named
 from server.engine.request import WaitingRequest, start
 from server.errors import OperatorError
 from server.protocol import GenerationRequest
-from server.requests import Priority
+from server.requests import CLASSES
 from tests.unit.engine.house import House, entry, nothing
 
-CLASSES = get_args(Priority)
 LIMITS = {"free": 0, "one": 1, "two": 2}
 policies = pytest.mark.parametrize("policy", sorted(POLICIES))
 

@@ -131,5 +131,5 @@ def test_memory_is_bounded() -> None:
     for n in range(20_000):
         rates.generated(n / 1000, 1)
         rates.finished(n / 1000, 0.004)
-    assert len(rates._finishes) <= 1024 and len(rates._generated._buckets) <= 31
+    assert len(rates._finishes) <= 1024 and len(rates._generated._seconds) <= 31
     assert rates.eta(9, 0, 4) == pytest.approx(0.01, rel=0.1)

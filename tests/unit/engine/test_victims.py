@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.request import WaitingRequest
-from server.requests import Priority
+from server.requests import CLASSES
 from tests.unit.engine.house import House, entry
-
-CLASSES = get_args(Priority)
 
 
 def full(house: House, *crowd: WaitingRequest, n_steps: int = 5) -> House:

@@ -6,8 +6,8 @@ import pytest
 
 from server.errors import Forbidden
 from server.http.flow import attributed
-from server.http.keys import CLASSES
 from server.protocol import Flow, GenerationRequest, Priority
+from server.requests import CLASSES
 from tests.unit.http.mocked import Site, key
 
 PLAIN = GenerationRequest(prompt="x", flow=Flow(session="s1"), namespace="salt")

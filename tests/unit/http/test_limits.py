@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from server.errors import ClientError, RateLimited, ServerBusy
 from server.http.errors import error_response
-from server.http.ledger import Ledger, Place, Window
+from server.http.ledger import WINDOW_SECONDS, Ledger, Place
 from server.http.limits import LEDGER, TICKET, admit, check, release
 from server.protocol import Delta, Queued, Started
+from server.window import SlidingSum
 from tests.unit.http.fakes import INFO, finished
 from tests.unit.http.mocked import Site, key
 
@@ -184,7 +185,7 @@ def test_who_leaves_before_the_end_is_charged_for_what_was_generated() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 50)), max_size=60), st.integers(1, 400))
 def test_a_window_holds_a_minute_exactly_to_the_second(steps: list[tuple[float, int]], limit: int) -> None:
-    window, now, added = Window(), 0.0, list[tuple[float, int]]()
+    window, now, added = SlidingSum(WINDOW_SECONDS), 0.0, list[tuple[float, int]]()
     for wait, n in steps:
         now += wait
         window.add(now, n)

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from server.llama.draft import _MOST_GUESSES, _Places, common, together
+from server.llama.draft import _MOST_GUESSES, _Places, together
 from server.llama.fit import Needs
-
-TOKENS = st.lists(st.integers(0, 2), max_size=40)
-
-
-@given(TOKENS, TOKENS, TOKENS)
-def test_the_longest_common_prefix(start: list[int], one: list[int], other: list[int]) -> None:
-    one, other = start + one, start + other
-    length = common(one, other)
-    assert one[:length] == other[:length]
-    assert length == min(len(one), len(other)) or one[length] != other[length]
+from server.tokens import common_prefix
 
 
 def test_sequences_keep_their_cells_while_they_run_and_move() -> None:
@@ -38,13 +26,13 @@ def test_sequences_keep_their_cells_while_they_run_and_move() -> None:
             one, other = source.sample(sorted(streams), 2)
             streams[one], streams[other] = streams[other], streams[one]
         asked = [slot for slot in streams if source.random() < 0.9]
-        before = {slot: max(common(cells, streams[slot]) for cells in held) for slot in asked}
+        before = {slot: max(common_prefix(cells, streams[slot]) for cells in held) for slot in asked}
         found = places.find([(slot, streams[slot], 4) for slot in asked])
         assert None not in found and len(set(found)) == len(found)
         for slot, place in zip(asked, found, strict=True):
             assert place is not None
             if before[slot] > len(system):
-                assert common(held[place], streams[slot]) == before[slot], f"turn {turn}"
+                assert common_prefix(held[place], streams[slot]) == before[slot], f"turn {turn}"
             streams[slot] = [*streams[slot], source.randrange(9)]
             held[place][:] = [*streams[slot], *(source.randrange(9) for _ in range(source.randrange(_MOST_GUESSES)))]
 
