@@ -126,6 +126,11 @@ def _check_model(options: Options) -> None:
                     f"--deterministic needs a q8_0 KV cache, but {_name(options, setting)} asks for {getattr(s, setting)}",
                     hint="leave one of the two out",
                 )
+        if s.kv == "unified":
+            raise OperatorError(
+                f"--deterministic needs cells of its own for each slot, but {_name(options, 'kv')} asks for one pool",
+                hint="leave one of the two out",
+            )
     if s.model_draft is not None and s.spec in ("off", "ngram"):
         raise OperatorError(
             f"{_name(options, 'model_draft')} names a draft model, but {_name(options, 'spec')} is {s.spec}, which uses none",

@@ -63,7 +63,8 @@ class ContextSizeExceeded(ClientError):
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
             f"the request needs {n_prompt_tokens} prompt tokens, but the context of one request is {n_ctx} tokens; "
-            "shorten it, or start the server with a larger --ctx-size or fewer --parallel slots",
+            "shorten it, or start the server with longer contexts, as far as the model was trained for them "
+            "(a larger --ctx-size; unless --kv is unified, fewer --parallel slots)",
             param="messages",
         )
         self.n_prompt_tokens = n_prompt_tokens

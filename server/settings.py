@@ -75,7 +75,9 @@ class Settings:
     )
 
     # scheduling
-    policy: str = option("fair", "--policy", group="scheduling", metavar="NAME", help="fair, fcfs, priority or shortest-prompt")
+    policy: str = option(
+        "fair", "--policy", group="scheduling", metavar="NAME", help="fair, priority, or without classes: fcfs, shortest-prompt"
+    )
     max_queue: int = option(1024, "--max-queue", group="scheduling", metavar="N", help="requests that may wait; over it the answer is 503")
     max_queue_tokens: int = option(
         0,

@@ -1,6 +1,6 @@
 """The step loop: take commands, admit, plan, decode, sample, emit. One thread runs it and alone touches the decoder and the scheduler.
 
-Other threads put commands into `inbox` and read `stats`, `slots` and `queue`, which are replaced, never changed. It knows neither
+Other threads put commands into `inbox` and read `stats` and `slots`, which are replaced, never changed. It knows neither
 pipes nor tokenising; every request that reaches it gets exactly one terminal event.
 """
 
@@ -24,6 +24,7 @@ from server.protocol import (
     EngineStats,
     Failed,
     FinishReason,
+    GetQueue,
     Pause,
     Queue,
     Queued,
@@ -35,7 +36,7 @@ from server.protocol import (
 
 logger = logging.getLogger(__name__)
 
-EngineCommand = WaitingRequest | Cancel | Pause | Resume
+EngineCommand = WaitingRequest | Cancel | Pause | Resume | GetQueue
 
 
 class Engine:
@@ -46,7 +47,7 @@ class Engine:
         scheduler: Scheduler,
         decoder: Decoder,
         vocab: Vocab,
-        emit: Callable[[Step], None],
+        emit: Callable[[Step | Queue], None],
         clock: Callable[[], float] = time.perf_counter,
         *,
         policy_name: str = "",
@@ -78,10 +79,6 @@ class Engine:
     @property
     def slots(self) -> tuple[SlotState, ...]:
         return self._report.slots
-
-    @property
-    def queue(self) -> Queue:
-        return self._report.queue
 
     @property
     def n_ended(self) -> int:
@@ -166,6 +163,8 @@ class Engine:
             case Pause(id=request_id) | Resume(id=request_id):
                 self._scheduler.set_paused(request_id, isinstance(command, Pause))
                 self._report.slots_moved = True
+            case GetQueue():
+                self._report.answer(command, self._clock())
 
     def _submit(self, request: WaitingRequest) -> None:
         scheduler, report = self._scheduler, self._report

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-import msgspec
-
 from server.engine.engine import Engine
 from server.engine.live import busy, cancelled_while_waiting
 from server.engine.ports import Vocab
@@ -102,8 +100,7 @@ class Intake:
             case GetSlots():
                 self._put(Slots(id=command.id, slots=self._engine.slots, n_waiting=self._engine.stats.n_waiting))
             case GetQueue():
-                listed = self._engine.queue
-                self._put(msgspec.structs.replace(listed, id=command.id, waiting=listed.waiting[: max(0, command.most)]))
+                self._engine.inbox.put(command)
             case Start():
                 logger.error("a second Start is ignored")
 

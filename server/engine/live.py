@@ -87,8 +87,8 @@ def expired_while_waiting(entry: Entry, now: float) -> Failed:
 
 
 def busy(request_id: int, max_queue: int, max_queue_tokens: int = 0, retry_after_s: float | None = None) -> Failed:
-    tokens = f" or {max_queue_tokens} prompt tokens (--max-queue-tokens)" if max_queue_tokens else ""
-    message = f"all slots are busy and {max_queue} requests (--max-queue){tokens} are waiting already; try again later"
+    tokens = f" and {max_queue_tokens} prompt tokens (--max-queue-tokens)" if max_queue_tokens else ""
+    message = f"all slots are busy, and the queue takes {max_queue} requests (--max-queue){tokens}; try again later"
     return Failed(id=request_id, kind="busy", message=message, retry_after_s=retry_after_s)
 
 

@@ -28,7 +28,7 @@ from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
 from server.engine.stores import store_for
 from server.errors import OperatorError
-from server.protocol import Fatal, Loading, ModelInfo, Ready, RunnerSettings, Start, Step
+from server.protocol import Fatal, Loading, ModelInfo, Queue, Ready, RunnerSettings, Start, Step
 from server.spawn import enter_child
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def make_engine(
     settings: RunnerSettings,
     runtime: Runtime,
     policy: Policy,
-    emit: Callable[[Step], None],
+    emit: Callable[[Step | Queue], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """Put scheduler, cache, speculation and pacing together for a loaded model."""

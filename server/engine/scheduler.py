@@ -112,9 +112,11 @@ class Scheduler:
             raise ValueError(f"request id {request.id} is in use")
         if not 0 < len(request.tokens) < self.limits.n_ctx_slot:
             raise ValueError(f"a prompt of {len(request.tokens)} tokens cannot run in a slot of {self.limits.n_ctx_slot}")
-        if len(self._waiting) + len(self.running) >= self.capacity:
+        n_here = len(self._waiting) + len(self.running)
+        if n_here >= self.capacity:
             return None
-        if self.max_queue_tokens and self.n_waiting_tokens and self.n_waiting_tokens + len(request.tokens) > self.max_queue_tokens:
+        n_tokens = self.n_waiting_tokens + len(request.tokens)
+        if n_here > self.limits.n_slots and 0 < self.max_queue_tokens < n_tokens:
             return None
         request.position = self._enqueue(request)
         if request.request.timeout_s is not None:

@@ -90,15 +90,20 @@ def _check_queue(request: web.Request, n_sequences: int, n_chars: int) -> None:
         raise ClientError(
             f"{n_sequences} sequences are more than the {capacity} that the server takes at once (--parallel and --max-queue)"
         )
-    if total.waiting + total.running + n_sequences > capacity:
+    n_here = total.waiting + total.running
+    n_queued = max(0, n_here - _n_slots(request))
+    if n_here + n_sequences > capacity:
         raise ServerBusy(
-            f"all slots are busy and {total.waiting} requests are waiting; the queue takes {settings.max_queue} (--max-queue)",
-            waiting=total.waiting, limit=settings.max_queue, position=total.waiting, retry_after=stats.retry_after_s,
+            f"all slots are taken and {n_queued} requests are queued; the queue takes {settings.max_queue} (--max-queue)"
+            if n_sequences == 1
+            else f"{n_here} of {capacity} places are taken (--parallel and --max-queue), and the request needs {n_sequences}",
+            waiting=n_queued, limit=settings.max_queue, position=n_queued, retry_after=stats.retry_after_s,
         )  # fmt: skip
-    most = settings.max_queue_tokens
-    if most and total.waiting_tokens and total.waiting_tokens + n_chars // CHARS_PER_TOKEN > most:
+    most, n_tokens = settings.max_queue_tokens, n_chars // CHARS_PER_TOKEN
+    if n_queued and 0 < most < total.waiting_tokens + n_tokens:
         raise ServerBusy(
-            f"{total.waiting_tokens} prompt tokens are waiting; the queue takes {most} (--max-queue-tokens)",
+            f"{total.waiting_tokens} prompt tokens are waiting, and the request has about {n_tokens}; the queue takes {most} "
+            "(--max-queue-tokens)",
             waiting=total.waiting_tokens, limit=most, position=total.waiting, retry_after=stats.retry_after_s,
         )  # fmt: skip
 

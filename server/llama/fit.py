@@ -114,7 +114,16 @@ def _pool_cells(needs: Needs, room: int, n_slots: int) -> int:
 
 
 def cache_ram(free_bytes: int, asked: int | None) -> int:
-    """Bytes of host memory for saved prefixes: as asked for, else a quarter of what is still free, 8 GiB at most."""
+    """Bytes of host memory for saved prefixes: as asked for, else a quarter of what is still free, 8 GiB at most.
+
+    Raises:
+        OperatorError: more is asked for than is free.
+    """
+    if asked is not None and asked > max(0, free_bytes):
+        raise OperatorError(
+            f"--cache-ram {asked >> 20} (MiB) is more than the {shown(max(0, free_bytes))} that are free beside the model",
+            hint="ask for less, or leave it out: then a quarter of what is free is used",
+        )
     return asked if asked is not None else max(0, min(8 << 30, free_bytes // 4))
 
 

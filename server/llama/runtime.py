@@ -104,8 +104,6 @@ def open_runtime(settings: RunnerSettings, on_progress: Progress) -> Runtime:
             draft_model.close()
         undo.pop_all()
     on_progress("context", 1.0)
-    if settings.deterministic and settings.kv == "unified":
-        log.warning("--deterministic needs a stream of cells for each slot; --kv unified is not heeded")
     log.info("%s; KV cache %s/%s takes %s; %d threads", found.why, type_k, type_v, shown(found.cache_bytes), n_threads)
     info = _info(settings, model, decoder, choice, gpus, found, (type_k, type_v))
     info = msgspec.structs.replace(

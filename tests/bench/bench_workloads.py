@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +50,10 @@ def _one(workload: Workload, options: argparse.Namespace) -> list[Bar]:
     sides = [side for side in workload.sides if not options.ours_only or side in (OURS, OURS_UNIFIED)]
 
     def measure(side: str, n: int) -> None:
-        with serving(_program(side), _setup(workload, options, side), _flags(workload, side)) as server:
+        setup = _setup(workload, options, side)
+        if workload.governed and side in (OURS, OURS_UNIFIED):
+            setup = replace(setup, threads=0)
+        with serving(_program(side), setup, _flags(workload, side)) as server:
             fire(server, [Shot(prompt=words(8, "warm"), n_predict=4, key="heavy" if workload.both else "")])
             found[side].append(workload.run(server, n))
 
@@ -95,17 +99,10 @@ def _flags(workload: Workload, side: str) -> list[str]:
 
 def _setup(workload: Workload, options: argparse.Namespace, side: str) -> Setup:
     slots, cells = workload.shapes.get(side, (workload.slots, workload.ctx_per_slot))
-    return _Sized(
-        model=options.model or default_model(), threads=options.threads, streams=slots, n_prompt=cells, n_predict=0, rounds=options.rounds
-    )
-
-
-class _Sized(Setup):
-    """A setup whose slots have exactly `n_prompt` cells."""
-
-    @property
-    def ctx_per_slot(self) -> int:
-        return self.n_prompt
+    return Setup(
+        model=options.model or default_model(), threads=options.threads, streams=slots, n_prompt=0, n_predict=0, rounds=options.rounds,
+        slot_tokens=cells,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -24,15 +24,17 @@ class Setup:
 
     model: Path
     threads: int
+    """0: the server's own choice."""
     streams: int
     n_prompt: int
     n_predict: int
     rounds: int
+    slot_tokens: int | None = None
+    """Cells of each slot; None: for prompt and answer, and some to spare, in steps of 256."""
 
     @property
     def ctx_per_slot(self) -> int:
-        """Cells for prompt and answer, and some to spare, in steps of 256."""
-        return -(-(self.n_prompt + self.n_predict + 32) // 256) * 256
+        return self.slot_tokens or -(-(self.n_prompt + self.n_predict + 32) // 256) * 256
 
 
 def usable_cpus() -> int:
@@ -112,7 +114,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def heading(title: str, setup: Setup) -> str:
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    shape = (
+        f"{setup.streams} slots of {setup.slot_tokens}"
+        if setup.slot_tokens
+        else f"{setup.streams} x ({setup.n_prompt} + {setup.n_predict})"
+    )
     return (
-        f"\n## {title}\n\n{setup.model.name}; {setup.streams} x ({setup.n_prompt} + {setup.n_predict}) tokens, {setup.threads} threads, "
+        f"\n## {title}\n\n{setup.model.name}; {shape} tokens, {setup.threads} threads, "
         f"medians of {setup.rounds}; {platform.system()} {platform.machine()}, {usable_cpus()} CPUs{load}\n"
     )

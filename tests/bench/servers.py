@@ -44,7 +44,8 @@ def ours() -> str:
 def command(side: str, setup: Setup, port: int) -> tuple[list[str], str]:
     """Command line and health route of one side. The same number of slots, cells, threads; batch sizes are everybody's 2048/512."""
     address = ["--host", "127.0.0.1", "--port", str(port)]
-    model, threads = ["-m", str(setup.model)], ["-t", str(setup.threads)]
+    model = ["-m", str(setup.model)]
+    threads = ["-t", str(setup.threads)] if setup.threads else []
     slots = ["-np", str(setup.streams), "-c", str(setup.streams * setup.ctx_per_slot)]
     if side == OURS:
         return [str(DIST), "--no-browser", *address, *model, *threads, *slots], "/health"

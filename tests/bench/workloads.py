@@ -6,7 +6,11 @@ Both sides get the same number of slots, cells and threads. Numbers are seconds,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.request import Request, urlopen
 
@@ -47,6 +51,8 @@ class Workload:
     both: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Slots and cells of each, where a side needs others: a request has to fit a slot."""
+    governed: bool = False
+    """Our side is not told how many threads to use."""
 
 
 def _shared(server: Running, n: int) -> Numbers:
@@ -112,12 +118,40 @@ def _pressure(server: Running, n: int) -> Numbers:
 
 
 def _long_decode(server: Running, n: int) -> Numbers:
-    """Decoding alone: from when the last of 16 prompts is computed to the end."""
-    volley = fire(server, [Shot(prompt=words(1024, n, i), n_predict=160, body={"cache_prompt": False}) for i in range(16)])
+    """Decoding alone: 16 prompts are computed first and asked for once more, so that all of them wait in the slots."""
+    prompts = [words(1024, n, i) for i in range(16)]
+    fire(server, [Shot(prompt=prompt, n_predict=1) for prompt in prompts])
+    volley = fire(server, [Shot(prompt=prompt, n_predict=100) for prompt in prompts])
     begin = max(hit.arrivals[0] for hit in volley.hits)
     end = min(hit.end for hit in volley.hits)
     n_tokens = sum(sum(begin < moment <= end for moment in hit.arrivals) for hit in volley.hits)
-    return {"decode tokens/s": n_tokens / (end - begin) if end > begin else 0.0, "tokens/s": volley.n_tokens / volley.seconds}
+    return {"decode tokens/s": n_tokens / (end - begin), "computed again": sum(hit.n_prompt - hit.n_cached for hit in volley.hits)}
+
+
+def _busy(server: Running, n: int) -> Numbers:
+    """One stream, then eight, while another process wants a core for itself; and the same without it."""
+    found = {}
+    for label, others in (("idle", 0), ("busy", 1)):
+        with neighbours(others):
+            for n_streams, n_predict in ((1, 200), (8, 64)):
+                prompts = [words(20, n, label, n_streams, i) for i in range(n_streams)]
+                volley = fire(server, [Shot(prompt=prompt, n_predict=n_predict, body={"cache_prompt": False}) for prompt in prompts])
+                first, last = min(hit.arrivals[0] for hit in volley.hits), max(hit.end for hit in volley.hits)
+                found[f"{label}, {n_streams}"] = (volley.n_tokens - n_streams) / (last - first)
+    return found
+
+
+@contextmanager
+def neighbours(n: int) -> Iterator[None]:
+    """`n` processes that want a core each."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        time.sleep(0.3 * n)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _turns(server: Running, n: int) -> Numbers:
@@ -228,6 +262,15 @@ WORKLOADS: tuple[Workload, ...] = (
         ),
     ),
     Workload(
+        name="busy", title="another process takes a core: tokens/s of 1 and of 8 streams, --spec off", slots=8, ctx_per_slot=256, run=_busy,
+        ours=("--spec", "off"), governed=True,
+        targets=tuple(
+            Target(name=name, number=name, against=(side, name), limit=limit)
+            for side in (LLAMA_SERVER, LLAMA_SERVER_STREAMS)
+            for name, limit in (("busy, 1", 1.5), ("busy, 8", 1.5), ("idle, 1", 0.97), ("idle, 8", 0.97))
+        ),
+    ),
+    Workload(
         name="turns", title="64 turns of 8 conversations interleaved on 4 slots", slots=4, ctx_per_slot=1024, run=_turns,
         sides=(OURS, LLAMA_SERVER),
         targets=(Target(name="computed ÷ new tokens", number="computed", against=("", "new"), limit=1.1, at_most=True),),
@@ -235,6 +278,9 @@ WORKLOADS: tuple[Workload, ...] = (
     Workload(
         name="staggered", title="16 streams of 20 to 300 tokens, staggered arrivals", slots=16, ctx_per_slot=512, run=_staggered,
         sides=(OURS, LLAMA_SERVER_STREAMS),
-        targets=(Target(name="÷ equal lengths", number="staggered tokens/s", against=("", "equal tokens/s"), limit=0.95),),
+        targets=(
+            Target(name="÷ equal lengths", number="staggered tokens/s", against=("", "equal tokens/s"), limit=0.95),
+            Target(name="tokens/s", number="staggered tokens/s", against=(LLAMA_SERVER_STREAMS, "staggered tokens/s"), limit=1),
+        ),
     ),
 )  # fmt: skip

@@ -121,6 +121,7 @@ def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
     assert checked(load(["--chat-template-file", str(template)], {}, ["--chat-template", "x"]))
     assert "--deterministic" in _refused(["--deterministic", "-ctk", "f16"])
     assert checked(load(["--deterministic", "-ctk", "q8_0"], {}))
+    assert "--kv asks for one pool" in _refused(["--deterministic", "--kv", "unified"])
     assert "--ubatch-size" in _refused(["--batch-size", "64", "--ubatch-size", "128"])
     for spec in ("off", "ngram"):
         message = _refused(["--spec", spec], {"CAPSULE_MODEL_DRAFT": "d.gguf"})

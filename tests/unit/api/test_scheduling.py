@@ -17,7 +17,7 @@ from server.http.limits import LEDGER
 from server.protocol import Queued
 from server.requests import CLASSES
 from server.settings import Settings
-from tests.unit.http.fakes import HANG
+from tests.unit.http.fakes import HANG, INFO
 from tests.unit.http.live import Live, running
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -185,7 +185,7 @@ async def test_a_thousand_sequences_come_at_once_under_one_name_and_each_has_its
 async def test_prompt_tokens_count_also_where_the_length_was_not_announced() -> None:
     async with running(max_queue_tokens=50) as live:
         live.runner.script = _endless
-        first = asyncio.create_task(live.post("/completion", {"prompt": "x"}))
+        first = asyncio.create_task(live.post("/completion", {"prompt": ["x"] * INFO.n_slots}))
         async with asyncio.timeout(5):
             while not live.app[LEDGER].total.waiting_tokens:
                 await asyncio.sleep(0.01)

@@ -14,7 +14,22 @@ from server.engine.request import PutAside, WaitingRequest
 from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
 from server.engine.stores import store_for
-from server.protocol import Cancel, Delta, Event, Failed, Finished, Flow, GenerationRequest, Pause, Resume, SamplingParams, Step, Terminal
+from server.protocol import (
+    Cancel,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Flow,
+    GenerationRequest,
+    GetQueue,
+    Pause,
+    Queue,
+    Resume,
+    SamplingParams,
+    Step,
+    Terminal,
+)
 from tests.unit.engine.fakes import FakeDecoder, FakeVocab
 from tests.unit.engine.oracle import solo_answer
 
@@ -39,6 +54,7 @@ def scheduler_on(
     *,
     policy: str = "fcfs",
     max_queue: int = 100,
+    max_queue_tokens: int = 0,
     n_running: int | None = None,
     ram_limit: int = 100_000,
     reserve: float = 1.0,
@@ -52,6 +68,7 @@ def scheduler_on(
         policy_named(policy, max_preemptions=max_preemptions),
         store,
         max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
         reserve=Reserve(reserve, max_preemptions),
     )
     made.cost = FixedPace(chunk)
@@ -69,13 +86,17 @@ class World:
         self.decoder = decoder or FakeDecoder()
         self.scheduler = scheduler_on(self.decoder, **options)
         self.steps: list[Step] = []
+        self.queues: list[Queue] = []
         self.events: dict[int, list[Event]] = defaultdict(list)
         guesser = Guesser(guesses, self.scheduler.cost, self.decoder.n_ctx_slot) if guesses else None
         self.engine = Engine(self.scheduler, self.decoder, FakeVocab(), self._emit, clock=lambda: self.now, guesser=guesser)
         self.requests: dict[int, tuple[list[int], GenerationRequest]] = {}
         self.is_idle = True
 
-    def _emit(self, step: Step) -> None:
+    def _emit(self, step: Step | Queue) -> None:
+        if isinstance(step, Queue):
+            self.queues.append(step)
+            return
         self.steps.append(step)
         for event in step.events:
             self.events[event.id].append(event)
@@ -89,6 +110,13 @@ class World:
         self.requests[number] = (list(tokens), request)
         self.engine.inbox.put(WaitingRequest(number, request, tokens, self.now, number))
         return number
+
+    def queue(self, most: int = 1000) -> Queue:
+        """What `GET /queue` is told, a second later."""
+        self.now += 1.0
+        self.engine.inbox.put(GetQueue(7, most))
+        self.step()
+        return self.queues[-1]
 
     def cancel(self, request_id: int) -> None:
         self.engine.inbox.put(Cancel(request_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.protocol import Delta, Failed, Finished, GenerationRequest, Prefilled, Queued, SamplingParams, Started
+from server.protocol import Delta, Failed, Finished, GenerationRequest, GetQueue, Prefilled, Queued, SamplingParams, Started
 from tests.unit.engine.fakes import FakeDecoder, next_token, state_of
 from tests.unit.engine.harness import World
 from tests.unit.engine.oracle import solo_answer
@@ -271,3 +271,44 @@ def test_when_the_loop_breaks_down_everybody_is_told_once() -> None:
     world.engine.fail_all("broken")
     ends = [world.terminal(request) for request in [*requests, late]]
     assert all(isinstance(end, Failed) and end.kind == "internal" for end in ends)
+
+
+def test_the_queue_is_told_as_it_is_now() -> None:
+    world = World(FakeDecoder(n_slots=2))
+    requests = [world.submit("a prompt", max_tokens=30, seed=i, key="k") for i in range(5)]
+    world.step(2)
+    told = world.queue()
+    assert (told.id, told.n_running, told.n_waiting, told.n_waiting_tokens) == (7, 2, 3, 24)
+    assert [(entry.id, entry.position) for entry in told.waiting] == [(requests[i], i - 2) for i in (2, 3, 4)]
+    assert [entry.id for entry in world.queue(most=1).waiting] == [requests[2]]
+    world.cancel(requests[0])
+    assert [(entry.id, entry.position) for entry in world.queue().waiting] == [(requests[i], i - 2) for i in (2, 3, 4)]
+    world.step()
+    assert [(entry.id, entry.position) for entry in world.queue().waiting] == [(requests[3], 0), (requests[4], 1)]
+    world.drain()
+    told = world.queue()
+    assert (told.n_running, told.n_waiting, told.n_waiting_tokens, told.waiting) == (0, 0, 0, ())
+    assert told.generation_rate > 0
+    world.now += 60
+    told = world.queue()
+    assert (told.prompt_rate, told.generation_rate, told.finish_rate) == (0, 0, 0)
+    assert [(share.n_running, share.n_waiting) for share in told.keys] in ([], [(0, 0)])
+
+
+def test_who_asks_for_the_queue_again_and_again_costs_one_listing() -> None:
+    world = World(FakeDecoder(n_slots=1))
+    for i in range(3):
+        world.submit("a prompt", max_tokens=30, seed=i)
+    world.step()
+    for number in range(100):
+        world.engine.inbox.put(GetQueue(number, 1000))
+    world.step()
+    assert [told.id for told in world.queues] == [*range(100)]
+    assert len({id(told.waiting[0]) for told in world.queues}) == 1
+
+
+def test_prompt_tokens_that_may_wait_are_those_that_have_to() -> None:
+    world = World(FakeDecoder(n_slots=2), max_queue_tokens=20)
+    requests = [world.submit("eleven char", max_tokens=4, seed=i) for i in range(4)]
+    world.drain()
+    assert [isinstance(world.terminal(request), Failed) for request in requests] == [False, False, False, True]

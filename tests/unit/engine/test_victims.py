@@ -110,7 +110,7 @@ def test_changing_places_comes_to_an_end(seed: int, n_slots: int) -> None:
             house.submit(waiting, 10**9)
             order += 1
         house.step(rng.randint(1, 30))
-    house.step(100)
+    house.step(1000)
     n_before = len(house.put_aside)
     house.step(400)
     assert len(house.put_aside) == n_before <= 3 * n_slots + order

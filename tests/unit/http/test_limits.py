@@ -79,7 +79,7 @@ def test_the_queue_takes_slots_and_max_queue_and_says_so() -> None:
         assert response.status == 503 and response.headers["Retry-After"] == "8"
         assert isinstance(response.body, bytes)
         body = msgspec.json.decode(response.body)["error"]
-        assert (body["code"], body["limit"], body["waiting"], body["position"]) == ("queue_full", 2, N_SLOTS + 2, N_SLOTS + 2)
+        assert (body["code"], body["limit"], body["waiting"], body["position"]) == ("queue_full", 2, 2, 2)
 
 
 def test_a_request_of_more_sequences_than_ever_fit_is_its_own_mistake() -> None:
@@ -101,9 +101,11 @@ def test_no_queue_still_fills_the_slots() -> None:
 
 def test_prompt_tokens_that_wait() -> None:
     made = site(max_queue_tokens=100)
+    for _ in range(N_SLOTS - 1):
+        enter(made.request(), chars=4000)[0].event(Started(1, 0, 60, 0))
     (huge,) = enter(made.request(), chars=4000)
-    with pytest.raises(ServerBusy, match="1000 prompt tokens"):
-        enter(made.request())
+    with pytest.raises(ServerBusy, match="1000 prompt tokens are waiting, and the request has about 11;"):
+        enter(made.request(), chars=44)
     huge.event(Queued(1, 0, 60))
     enter(made.request(), chars=120)
     with pytest.raises(ServerBusy) as refused:
@@ -111,6 +113,25 @@ def test_prompt_tokens_that_wait() -> None:
     assert refused.value.extra == {"waiting": 90, "limit": 100, "position": 2}
     huge.event(Started(1, 0, 60, 0))
     enter(made.request())
+
+
+def test_prompt_tokens_do_not_wait_where_slots_are_free() -> None:
+    made = site(max_queue_tokens=100)
+    for _ in range(N_SLOTS):
+        enter(made.request(), chars=4000)
+    with pytest.raises(ServerBusy, match="--max-queue-tokens"):
+        enter(made.request(), chars=4)
+
+
+def test_a_refusal_counts_those_in_the_queue_and_not_those_that_have_a_slot() -> None:
+    made = site(max_queue=2)
+    for _ in range(N_SLOTS + 2):
+        enter(made.request())
+    with pytest.raises(ServerBusy, match="2 requests are queued; the queue takes 2") as refused:
+        enter(made.request())
+    assert refused.value.extra == {"waiting": 2, "limit": 2, "position": 2}
+    with pytest.raises(ServerBusy, match=f"{N_SLOTS + 2} of {N_SLOTS + 2} places are taken .* needs 2"):
+        enter(made.request(), 2)
 
 
 def test_a_key_may_have_so_many_waiting_and_another_is_not_touched() -> None:

@@ -177,4 +177,12 @@ def test_a_context_that_is_rounded_up_says_so(kv: str, n_ctx: int) -> None:
 
 def test_host_memory_for_prefixes_is_a_quarter_of_what_is_free_within_bounds() -> None:
     assert [cache_ram(free, None) for free in (-GIB, 0, 2 * GIB, 500 * GIB)] == [0, 0, GIB // 2, 8 * GIB]
-    assert [cache_ram(0, asked) for asked in (0, 3 * GIB)] == [0, 3 * GIB]
+    assert [cache_ram(3 * GIB, asked) for asked in (0, 3 * GIB)] == [0, 3 * GIB]
+
+
+def test_more_cache_ram_than_is_free_is_refused() -> None:
+    assert cache_ram(1 << 30, None) == 1 << 28
+    assert cache_ram(1 << 30, 1 << 30) == 1 << 30
+    with pytest.raises(OperatorError, match=r"--cache-ram 1025 \(MiB\) is more than the 1.0 GiB") as refused:
+        cache_ram(1 << 30, 1025 << 20)
+    assert "leave it out" in refused.value.hint
