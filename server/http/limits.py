@@ -100,7 +100,8 @@ def _check_queue(request: web.Request, n_sequences: int, n_chars: int) -> None:
             waiting=n_queued, limit=settings.max_queue, position=n_queued, retry_after=stats.retry_after_s,
         )  # fmt: skip
     most, n_tokens = settings.max_queue_tokens, n_chars // CHARS_PER_TOKEN
-    if n_queued and 0 < most < total.waiting_tokens + n_tokens:
+    has_to_queue = n_here + n_sequences > _n_slots(request)
+    if has_to_queue and total.waiting_tokens and 0 < most < total.waiting_tokens + n_tokens:
         raise ServerBusy(
             f"{total.waiting_tokens} prompt tokens are waiting, and the request has about {n_tokens}; the queue takes {most} "
             "(--max-queue-tokens)",

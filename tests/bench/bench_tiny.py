@@ -22,7 +22,7 @@ from server.engine.policy import policy_named
 from server.engine.process import make_engine
 from server.engine.request import WaitingRequest
 from server.llama.runtime import open_runtime
-from server.protocol import GenerationRequest, RunnerSettings, SamplingParams, Step
+from server.protocol import GenerationRequest, Queue, RunnerSettings, SamplingParams, Step
 from tests.bench.common import RATIO_HEAD, Setup, alternate, heading, parser, ratio, setup_from, spread, table
 from tests.bench.servers import peer
 from tests.tiny import write_attention
@@ -61,7 +61,7 @@ def engine_round(setup: Setup, seed: int) -> Found:
     )
     runtime = open_runtime(settings, lambda stage, share: None)
     try:
-        steps: list[Step] = []
+        steps: list[Step | Queue] = []
         engine = make_engine(settings, runtime, policy_named(settings.policy), steps.append)
         source = random.Random(seed)
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)

@@ -20,7 +20,7 @@ from server.engine.policy import policy_named
 from server.engine.process import make_engine
 from server.engine.request import WaitingRequest
 from server.llama.runtime import Runtime, open_runtime
-from server.protocol import Delta, GenerationRequest, RunnerSettings, SamplingParams, Step, frame
+from server.protocol import Delta, GenerationRequest, Queue, RunnerSettings, SamplingParams, Step, frame
 
 
 class Bench:
@@ -32,8 +32,10 @@ class Bench:
         self.gaps: list[float] = []
         self._said: dict[int, float] = {}
 
-    def _emit(self, step: Step) -> None:
+    def _emit(self, step: Step | Queue) -> None:
         frame(step)
+        if not isinstance(step, Step):
+            return
         now = self.clock()
         for event in step.events:
             if isinstance(event, Delta):

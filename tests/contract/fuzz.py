@@ -24,6 +24,7 @@ from server.protocol import (
     GenerationRequest,
     ModelInfo,
     Pause,
+    Queue,
     Resume,
     RunnerSettings,
     SamplingParams,
@@ -100,7 +101,8 @@ class Fuzz:
     def _token(self, n_vocab: int) -> int:
         return self.rng.randrange(259, n_vocab) if n_vocab > 600 else self.rng.randrange(3, n_vocab)
 
-    def _emit(self, step: Step) -> None:
+    def _emit(self, step: Step | Queue) -> None:
+        assert isinstance(step, Step), "nobody has asked for the queue"
         for event in step.events:
             said = self.said[event.id]
             assert said.end is None, "nothing comes after the end"
