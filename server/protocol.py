@@ -20,6 +20,7 @@ from server.figures import SlotState as SlotState
 from server.framing import HEADER as HEADER
 from server.framing import MAX_FRAME_BYTES as MAX_FRAME_BYTES
 from server.requests import RANDOM_SEED as RANDOM_SEED
+from server.requests import Constraint as Constraint
 from server.requests import Flow as Flow
 from server.requests import GenerationRequest as GenerationRequest
 from server.requests import Priority as Priority

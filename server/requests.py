@@ -59,6 +59,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer must look like. `param`: the member of the request that asked for it, for messages about it."""
+
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
+    source: str
+    """The schema as JSON text, the expression, or the grammar."""
+    param: str = "response_format"
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to generate, in the engine's terms; dialects (api/) translate to it.
 
@@ -83,5 +92,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Seconds from submit after which it is ended: while waiting with an error, while running as if it had reached `max_tokens`."""
     namespace: str = ""
     """Prefixes are shared within a namespace only (cache salt, API key)."""
+    constraint: Constraint | None = None
+    shown_tokens: tuple[str, ...] = ()
+    """Control tokens, as written in the vocabulary, that appear in the text; others leave no trace in it."""
     n_draft_max: int = -1
     """Most tokens that may be guessed ahead of a step; 0 = no speculation, -1 = as the server is set."""
