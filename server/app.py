@@ -9,7 +9,7 @@ from aiohttp import web
 from server.addresses import Proxies
 from server.api.native.page import PAGE, make_page
 from server.api.routes import routes
-from server.http import access, auth, errors, flow, guard, limits
+from server.http import access, auth, errors, flow, guard, limits, shapes
 from server.http.body import BODY_LIMITS, BodyLimits
 from server.http.context import CONTEXT, AppContext
 from server.http.hosts import Rules
@@ -31,5 +31,6 @@ def create_app(context: AppContext) -> web.Application:
     app[BODY_LIMITS] = BodyLimits(settings.max_body_mib * 2**20)
     app[PAGE] = make_page(context.page)
     app.on_response_prepare.append(guard.on_prepare)
+    app.on_response_prepare.append(shapes.on_prepare)
     app.add_routes(routes())
     return app

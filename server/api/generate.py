@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 from aiohttp import web
@@ -24,6 +24,7 @@ from server.http.context import CONTEXT
 from server.http.limits import TICKET
 from server.http.metrics import SequenceClock
 from server.http.ports import Generation, Progress, Runner
+from server.http.shapes import shape_of
 from server.http.sse import EventStream
 from server.pipes import printable
 from server.protocol import Delta, Finished, GenerationRequest, TokenLogprob
@@ -173,15 +174,31 @@ class StreamView(Protocol):
     def closing(self) -> list[Any]: ...
 
 
+@runtime_checkable
+class FailingView(Protocol):
+    """A view whose stream ends in values of its own when it fails."""
+
+    def failure(self, error: CapsuleError) -> list[Any]: ...
+
+
 async def stream(
-    request: web.Request, requests: Sequence[GenerationRequest], view: StreamView, *, ping_interval: float, prompt_field: str
+    request: web.Request,
+    requests: Sequence[GenerationRequest],
+    view: StreamView,
+    *,
+    ping_interval: float,
+    prompt_field: str,
+    framing: type[EventStream] = EventStream,
 ) -> web.StreamResponse:
     """Stream the sequences as server-sent events. Failures before the first event leave as ordinary responses.
 
     Who waits hears where in the queue: in comments, which no client minds, and the first time in headers.
     """
     waiting = Waiting()
-    async with EventStream(request, ping_interval=ping_interval) as out:
+    async with framing(request, ping_interval=ping_interval) as out:
+        out.ping_value = shape_of(request).ping
+        if isinstance(view, FailingView):
+            out.failure = view.failure
         async with Batch(request, requests, prompt_field=prompt_field) as batch:
             async for index, event in batch:
                 has_moved = waiting.event(index, event)

@@ -1,4 +1,4 @@
-"""Every failure as one JSON shape with the right status: `{"error": {message, type, param, code, ...}}`. Knows no dialect.
+"""Every failure as one JSON shape with the right status; what it looks like in a dialect is said by `shapes.py`.
 
 After the headers of a stream are out there is no second response: the error is its last event.
 """
@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler
 
 from server.errors import CapsuleError, ClientError, MethodNotAllowed, NotFound, OperatorError, PayloadTooLarge, Unavailable
 from server.http.context import CONTEXT
+from server.http.shapes import OPENAI, Shape, request_id, shape_of
 from server.http.sse import STREAM, EventStream
 
 log = logging.getLogger("capsule.http")
@@ -23,16 +24,18 @@ _UNEXPECTED = "the server failed at this request; its log says where"
 
 
 def error_body(error: CapsuleError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code, **error.extra}}
+    """In the shape of no dialect, which is OpenAI's."""
+    return OPENAI.body(error, error.status, "")
 
 
 def error_response(error: CapsuleError, status: int | None = None, /, **members: Any) -> web.Response:
     """`members` stand beside `error` in the object."""
+    return _response(error, {**error_body(error), **members}, status)
+
+
+def _response(error: CapsuleError, body: dict[str, Any], status: int | None = None) -> web.Response:
     return web.Response(
-        status=status or error.status,
-        headers=error.headers,
-        body=msgspec.json.encode({**error_body(error), **members}),
-        content_type="application/json",
+        status=status or error.status, headers=error.headers, body=msgspec.json.encode(body), content_type="application/json"
     )
 
 
@@ -43,7 +46,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return error_response(_from_http(error, request), error.status)
+        known = _from_http(error, request)
+        return _response(known, shape_of(request).body(known, error.status, request_id(request)), error.status)
     except ConnectionError as error:
         if not _is_gone(request):
             return await _answer(request, _unexpected(request, error))
@@ -60,10 +64,12 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _answer(request: web.Request, error: CapsuleError) -> web.StreamResponse:
     if isinstance(error, Unavailable):
         request.app[CONTEXT].metrics.refusal(error.reason)
+    shape: Shape = shape_of(request)
     stream: EventStream | None = request.get(STREAM)
-    if stream is not None and stream.started:
-        return await stream.fail(error_body(error))
-    return error_response(error)
+    if stream is None or not stream.started:
+        return _response(error, shape.body(error, error.status, request_id(request)))
+    values = [shape.event(error, request_id(request))] if stream.failure is None else stream.failure(error)
+    return await stream.fail(*values)
 
 
 def _unexpected(request: web.Request, error: BaseException) -> CapsuleError:

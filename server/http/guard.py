@@ -49,7 +49,7 @@ async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> 
     origin = request.get(_ORIGIN)
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers.setdefault("Access-Control-Expose-Headers", "Retry-After, X-Queue-Position, X-Queue-Eta")
+        response.headers.setdefault("Access-Control-Expose-Headers", "Retry-After, X-Queue-Position, X-Queue-Eta, X-Request-Id, Request-Id")
 
 
 def _checked_host(request: web.Request) -> HostPort:

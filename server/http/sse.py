@@ -1,24 +1,26 @@
 """Server-sent events: one write per event, comments while nothing is said, an end when the client has stopped reading.
 
-Headers go out with the first event or comment, so that until then a failure can still be an ordinary response. Knows no dialect.
+A value is sent as `data:` alone, or as `Named` with an `event:` line before it. Other framings subclass `EventStream`. Headers go out with the first event or comment, so that until then a failure can still be an ordinary response. Knows no dialect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 from aiohttp import web
+
+from server.errors import CapsuleError
 
 STALL_SECONDS = 60.0
 """A client that takes nothing for this long is cut off."""
 
 _HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache, no-transform",
     "X-Accel-Buffering": "no",
 }
@@ -27,12 +29,23 @@ _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An event with a name, which some clients switch on."""
+
+    name: str
+    data: Any
+
+
 def event_bytes(value: Any) -> bytes:
+    name = b""
+    if isinstance(value, Named):
+        name, value = b"event: " + value.name.encode() + b"\n", value.data
     data = _encode(value)
     for raw, escaped in _LINE_BREAKS:
         if raw in data:
             data = data.replace(raw, escaped)
-    return b"data: " + data + b"\n\n"
+    return name + b"data: " + data + b"\n\n"
 
 
 class EventStream:
@@ -42,10 +55,17 @@ class EventStream:
         ConnectionError: the client is gone, or has stalled for `stall_s` seconds and was cut off.
     """
 
+    content_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+
     def __init__(self, request: web.Request, *, ping_interval: float, stall_s: float = STALL_SECONDS) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.response = web.StreamResponse(headers={"Content-Type": self.content_type, **_HEADERS})
         self.ping_text = "ping"
-        """What is said when nothing else is."""
+        """What is said, in a comment, when nothing else is."""
+        self.ping_value: Any = None
+        """Said instead once a value has been sent."""
+        self.failure: Callable[[CapsuleError], list[Any]] | None = None
+        """The values that end the stream when it fails; None: the one of the dialect (`shapes.py`)."""
+        self._has_sent = False
         self._request = request
         self._ping_interval = ping_interval
         self._stall_s = stall_s
@@ -72,9 +92,13 @@ class EventStream:
         return self.response.prepared
 
     async def send(self, *values: Any) -> None:
-        """Each value as one `data:` event, all in one write."""
+        """Each value as one event, all in one write."""
         if values:
-            await self._write(b"".join(map(event_bytes, values)))
+            self._has_sent = True
+            await self._write(b"".join(map(self.encode, values)))
+
+    def encode(self, value: Any) -> bytes:
+        return event_bytes(value)
 
     async def comment(self, text: str = "", *, headers: Mapping[str, str] | None = None) -> None:
         """A line that clients skip. `headers` go out with it if it is the first thing that is said; afterwards it is too late for them."""
@@ -89,10 +113,10 @@ class EventStream:
         await self.response.write_eof()
         return self.response
 
-    async def fail(self, body: Any) -> web.StreamResponse:
-        """End the stream with an error event, if the client still listens."""
+    async def fail(self, *values: Any) -> web.StreamResponse:
+        """End the stream with what says that it has failed, if the client still listens."""
         with contextlib.suppress(ConnectionError):
-            await self.send(body)
+            await self.send(*values)
             await self.response.write_eof()
         return self.response
 
@@ -125,7 +149,10 @@ class EventStream:
     async def _ping(self) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
-                await self.comment(self.ping_text)
+                if self.ping_value is not None and self._has_sent:
+                    await self.send(self.ping_value)
+                else:
+                    await self.comment(self.ping_text)
         except TimeoutError:
             self._cut_off()
             raise ConnectionResetError from None
