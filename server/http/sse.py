@@ -1,6 +1,7 @@
 """Server-sent events: one write per event, comments while nothing is said, an end when the client has stopped reading.
 
-A value is sent as `data:` alone, or as `Named` with an `event:` line before it. Other framings subclass `EventStream`. Headers go out with the first event or comment, so that until then a failure can still be an ordinary response. Knows no dialect.
+A value is sent as `data:` alone, or as `Named` with an `event:` line before it; other framings subclass `EventStream`. Headers go out
+with the first event or comment, so that until then a failure can still be an ordinary response. Knows no dialect.
 """
 
 from __future__ import annotations
