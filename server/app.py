@@ -9,7 +9,7 @@ from aiohttp import web
 from server.addresses import Proxies
 from server.api.native.page import PAGE, make_page
 from server.api.routes import routes
-from server.http import access, auth, errors, flow, guard, limits, shapes
+from server.http import access, auth, errors, flow, guard, limits, notices, shapes
 from server.http.body import BODY_LIMITS, BodyLimits
 from server.http.context import CONTEXT, AppContext
 from server.http.hosts import Rules
@@ -32,5 +32,6 @@ def create_app(context: AppContext) -> web.Application:
     app[PAGE] = make_page(context.page)
     app.on_response_prepare.append(guard.on_prepare)
     app.on_response_prepare.append(shapes.on_prepare)
+    app.on_response_prepare.append(notices.on_prepare)
     app.add_routes(routes())
     return app

@@ -71,15 +71,25 @@ async def prepare(request: web.Request, call: ChatCall) -> Prepared:
     options = await with_text_bias(context.runner, call.options)
     info = context.runner.info
     chat_format = format_of(context.chat_template or (info.chat_template if info else None))
-    # A template may have written the model's BOS already; then the tokenizer must not add another.
-    has_bos = info is not None and bool(info.bos_token) and prompt.startswith(info.bos_token)
     base = msgspec.structs.replace(
         options.base,
-        add_special=not has_bos,
+        add_special=_needs_special(context, prompt),
         constraint=chat_format.constraint(call.wish, prompt),
         shown_tokens=chat_format.shown_tokens,
     )
     return Prepared(expand(base, [prompt], options.n, field="n"), options, chat_format, call, prompt)
+
+
+async def count_tokens(context: AppContext, call: ChatCall) -> int:
+    """Tokens of the prompt, tools included. Raises what `render` raises."""
+    prompt = await render(context, call)
+    return len((await context.runner.tokenize(prompt, _needs_special(context, prompt), True)).tokens)
+
+
+def _needs_special(context: AppContext, prompt: str) -> bool:
+    """A template may have written the model's BOS already; then the tokenizer must not add another."""
+    info = context.runner.info
+    return not (info is not None and info.bos_token and prompt.startswith(info.bos_token))
 
 
 async def collect_chat(request: web.Request, prepared: Prepared) -> list[ChatAnswer]:

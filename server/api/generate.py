@@ -174,6 +174,14 @@ class StreamView(Protocol):
     def closing(self) -> list[Any]: ...
 
 
+async def run(request: web.Request, requests: Sequence[GenerationRequest], view: StreamView, *, prompt_field: str) -> None:
+    """Let a view see all events to the end and send nothing: a whole answer is then, by construction, what a stream adds up to."""
+    async with Batch(request, requests, prompt_field=prompt_field) as batch:
+        async for index, event in batch:
+            view.event(index, event)
+    view.closing()
+
+
 @runtime_checkable
 class FailingView(Protocol):
     """A view whose stream ends in values of its own when it fails."""

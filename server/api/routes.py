@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from server.api.anthropic import messages
 from server.api.native import admin, completion, page, props, queue, status, tokens
 from server.api.openai import chat, completions, models
 
@@ -27,6 +28,9 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/chat/completions", chat.chat_completions),
         web.post("/chat/completions", chat.chat_completions),
         web.post("/v1/completions", completions.completions),
+        # Anthropic; its models are at OpenAI's address
+        web.post("/v1/messages", messages.messages),
+        web.post("/v1/messages/count_tokens", messages.count_tokens),
         # llama-server
         web.post("/completion", completion.completion),
         web.post("/completions", completion.completion),

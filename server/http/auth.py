@@ -29,8 +29,7 @@ async def auth(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     if route in GUARDED and _has_launch_secret(request):
         return await handler(request)
-    secret = presented(request)
-    key = ring.find(secret) if secret is not None and ring.required else None
+    key = next(filter(None, map(ring.find, presented(request))), None) if ring.required else None
     if ring.required and key is None:
         raise Unauthenticated("the API key is missing or wrong; send it as Authorization: Bearer KEY or X-Api-Key: KEY")
     if route in GUARDED and not (key is not None and key.admin):
@@ -40,12 +39,11 @@ async def auth(request: web.Request, handler: Handler) -> web.StreamResponse:
     return await handler(request)
 
 
-def presented(request: web.Request) -> str | None:
-    """The key that a request brings: a bearer token, else X-Api-Key."""
+def presented(request: web.Request) -> list[str]:
+    """The keys that a request brings: a bearer token, X-Api-Key, Api-Key. Some clients send two, one of them meant for another server."""
     scheme, _, token = request.headers.get("Authorization", "").strip().partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return request.headers.get("X-Api-Key") or None
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return [secret for secret in (bearer, request.headers.get("X-Api-Key"), request.headers.get("Api-Key")) if secret]
 
 
 def _has_launch_secret(request: web.Request) -> bool:

@@ -25,6 +25,7 @@ _ALLOWED_HEADERS = re.compile(
     r"(authorization|content-type|accept|accept-language|cache-control|user-agent|x-api-key|api-key|http-referer|x-title|x-request-id"
     r"|x-requested-with|x-priority|x-session-id|x-request-timeout|idempotency-key|openai-[a-z0-9-]+|anthropic-[a-z0-9-]+|x-stainless-[a-z0-9-]+)"
 )
+_EXPOSED_HEADERS = "Retry-After, X-Queue-Position, X-Queue-Eta, X-Request-Id, Request-Id, X-Capsule-Warning"
 _SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin", "Vary": "Origin"}
 
 
@@ -49,7 +50,7 @@ async def on_prepare(request: web.BaseRequest, response: web.StreamResponse) -> 
     origin = request.get(_ORIGIN)
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers.setdefault("Access-Control-Expose-Headers", "Retry-After, X-Queue-Position, X-Queue-Eta, X-Request-Id, Request-Id")
+        response.headers.setdefault("Access-Control-Expose-Headers", _EXPOSED_HEADERS)
 
 
 def _checked_host(request: web.Request) -> HostPort:

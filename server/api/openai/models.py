@@ -7,9 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
+from server.api.anthropic import models as anthropic
 from server.api.respond import json_response
 from server.errors import NotFound
 from server.http.context import CONTEXT, AppContext
+from server.http.shapes import speaks_anthropic
 
 ANY = "default"
 """What clients call the model of a server that has one; requests may name it as they like."""
@@ -38,6 +40,9 @@ def model_json(context: AppContext) -> dict[str, Any]:
 
 
 async def models(request: web.Request) -> web.Response:
+    if speaks_anthropic(request):
+        is_first = not {"after_id", "before_id"} & set(request.query)
+        return json_response(anthropic.page_json(request.app[CONTEXT], is_first=is_first))
     return json_response({"object": "list", "data": [model_json(request.app[CONTEXT])]})
 
 
@@ -45,4 +50,4 @@ async def model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     if request.match_info["id"] not in (context.model_name, ANY):
         raise NotFound(f"this server has no model of that name, only {context.model_name}", param="model")
-    return json_response(model_json(context))
+    return json_response(anthropic.model_json(context) if speaks_anthropic(request) else model_json(context))

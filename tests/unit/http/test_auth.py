@@ -62,6 +62,20 @@ async def test_without_keys_nobody_is_asked() -> None:
 
 
 @pytest.mark.asyncio
+async def test_of_several_keys_one_must_be_right() -> None:
+    async with running(api_key="right") as live:
+        for headers in (
+            {"Authorization": "Bearer other", "X-Api-Key": "right"},
+            {"Authorization": "Bearer right", "X-Api-Key": "other"},
+            {"Api-Key": "right"},
+            {"Authorization": "Bearer", "X-Api-Key": "", "Api-Key": "right"},
+        ):
+            assert (await live.ask("GET", "/v1/models", headers=headers))[0] == 200, headers
+        for headers in ({"Authorization": "Bearer other", "X-Api-Key": "other", "Api-Key": "other"}, {"Api-Key": ""}):
+            assert (await live.ask("GET", "/v1/models", headers=headers))[0] == 401, headers
+
+
+@pytest.mark.asyncio
 async def test_quitting(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("boss b 1 normal admin\nuser u\n")
