@@ -196,7 +196,7 @@ async def test_a_call_that_was_cut_off_keeps_what_was_whole(monkeypatch: pytest.
     ],
 )
 @pytest.mark.asyncio
-async def test_why_it_stopped(end: dict[str, str], max_tokens: int, reason: str, sequence: str | None) -> None:
+async def test_why_it_stopped(end: dict[str, Any], max_tokens: int, reason: str, sequence: str | None) -> None:
     async with running() as live:
         live.runner.script = says("a", "b", **end)
         reply = await ask(live, max_tokens=max_tokens, stop_sequences=["END"])
@@ -223,8 +223,9 @@ async def test_tools_reach_the_template_and_the_choice_the_format(monkeypatch: p
         assert live.renderer.calls[-1]["tools"][0]["function"]["parameters"] == WEATHER["input_schema"]
         assert chosen.wishes[0].tools[0].strict and not chosen.wishes[0].tools[1].strict
         assert live.runner.requests[-1].shown_tokens == ("<shown>",)
-        for tools in ([], None):
-            await ask(live, tools=tools, tool_choice={"type": "auto"})
+        absents: list[Any] = [[], None]
+        for absent in absents:
+            await ask(live, tools=absent, tool_choice={"type": "auto"})
             assert "tools" not in live.renderer.calls[-1] and chosen.wishes[-1].choice == "none"
 
 
