@@ -8,6 +8,8 @@ from aiohttp import web
 
 from server.addresses import Proxies
 from server.api.native.page import PAGE, make_page
+from server.api.openai.responses import RESPONSES
+from server.api.openai.responses_store import ResponseStore
 from server.api.routes import routes
 from server.http import access, auth, errors, flow, guard, limits, notices, shapes
 from server.http.body import BODY_LIMITS, BodyLimits
@@ -29,6 +31,7 @@ def create_app(context: AppContext) -> web.Application:
     app[flow.PROXIES] = Proxies.parse(settings.trusted_proxy)
     app[limits.LEDGER] = Ledger(time.monotonic)
     app[BODY_LIMITS] = BodyLimits(settings.max_body_mib * 2**20)
+    app[RESPONSES] = ResponseStore(settings.responses_store)
     app[PAGE] = make_page(context.page)
     app.on_response_prepare.append(guard.on_prepare)
     app.on_response_prepare.append(shapes.on_prepare)

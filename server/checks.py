@@ -68,6 +68,7 @@ _RULES: dict[str, _Rule] = {
     "sse_ping_interval": _at_least(0),
     "drain_timeout": _at_least(0),
     "max_body_mib": _between(1, 1 << 20),
+    "responses_store": _between(0, 1 << 20),
 }
 
 

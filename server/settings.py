@@ -221,6 +221,13 @@ class Settings:
     )
     drain_timeout: float = option(10.0, "--drain-timeout", group="server", metavar="S", help="seconds that running answers get at shutdown")
     max_body_mib: int = option(32, "--max-body-mib", group="server", metavar="N", help="largest request body, MiB")
+    responses_store: int = option(
+        256,
+        "--responses-store",
+        group="server",
+        metavar="N",
+        help="responses of /v1/responses kept in memory for previous_response_id (0: none)",
+    )
     browser: bool = option(True, "--browser", group="server", help="open the chat page once the port listens")
 
     # log

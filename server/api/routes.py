@@ -6,7 +6,7 @@ from aiohttp import web
 
 from server.api.anthropic import messages
 from server.api.native import admin, completion, page, props, queue, status, tokens
-from server.api.openai import chat, completions, models
+from server.api.openai import chat, completions, models, responses
 
 
 def routes() -> list[web.RouteDef]:
@@ -28,6 +28,12 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/chat/completions", chat.chat_completions),
         web.post("/chat/completions", chat.chat_completions),
         web.post("/v1/completions", completions.completions),
+        web.post("/v1/responses", responses.create),
+        web.post("/responses", responses.create),
+        web.post("/v1/responses/input_tokens", responses.input_tokens),
+        web.get("/v1/responses/{id}", responses.retrieve),
+        web.delete("/v1/responses/{id}", responses.delete),
+        web.get("/v1/responses/{id}/input_items", responses.input_items),
         # Anthropic; its models are at OpenAI's address
         web.post("/v1/messages", messages.messages),
         web.post("/v1/messages/count_tokens", messages.count_tokens),

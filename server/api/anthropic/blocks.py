@@ -1,4 +1,4 @@
-"""Parts of an answer -> Anthropic's content blocks, and the events that build them, one block after the other. Pure."""
+"""Segments of an answer -> Anthropic's content blocks, and the events that build them. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Any
 
 from server.api.opaque import mark, sealed
 from server.api.partial_json import arguments_object
-from server.chat.parts import Arguments, Content, Part, Reasoning, ToolCall
+from server.api.segments import Segment, Segmenter, Step
+from server.chat.parts import Part
 from server.http.sse import Named
+
+_MEMBERS = {"text": "text", "reasoning": "thinking", "call": "partial_json"}
+_DELTAS = {"text": "text_delta", "reasoning": "thinking_delta", "call": "input_json_delta"}
 
 
 def event(kind: str, **members: Any) -> Named:
@@ -15,83 +19,57 @@ def event(kind: str, **members: Any) -> Named:
 
 
 class BlockWriter:
-    """White space alone makes no block beside others: clients send blocks back, and Anthropic refuses such ones."""
-
     def __init__(self, *, shows_thinking: bool) -> None:
         self.blocks: list[dict[str, Any]] = []
         """Those that are closed."""
         self._shows_thinking = shows_thinking
-        self._open: dict[str, Any] | None = None
-        self._texts: list[str] = []
-        """Of the open block."""
-        self._held = ""
-        """White space that has no block yet."""
+        self._segments = Segmenter()
 
     def add(self, part: Part) -> list[Named]:
-        match part:
-            case Content():
-                return self._content(part.text)
-            case Reasoning():
-                return self._reasoning(part.text) if part.text else []
-            case ToolCall():
-                self._held = ""
-                return [*self._close(), *self._start({"type": "tool_use", "id": part.id, "name": part.name, "input": {}})]
-            case Arguments():
-                return self._delta(part.text, {"type": "input_json_delta", "partial_json": part.text}) if part.text else []
+        return [event for step in self._segments.add(part) for event in self._events(step)]
 
     def finish(self) -> list[Named]:
-        events = self._close()
-        if self._held and not self.blocks:
-            held, self._held = self._held, ""
-            events += [*self._start({"type": "text", "text": ""}), *self._text(held), *self._close()]
-        return events
+        return [event for step in self._segments.finish() for event in self._events(step)]
 
-    def _content(self, text: str) -> list[Named]:
-        if self._open is not None and self._open["type"] == "text":
-            return self._text(text) if text else []
-        self._held += text
-        if not self._held.strip():
-            return []
-        text, self._held = self._held, ""
-        return [*self._close(), *self._start({"type": "text", "text": ""}), *self._text(text)]
+    def _events(self, step: Step) -> list[Named]:
+        segment = step.segment
+        match step.kind:
+            case "open":
+                return [event("content_block_start", index=segment.index, content_block=_empty(segment))]
+            case "more":
+                is_hidden = segment.kind == "reasoning" and not self._shows_thinking
+                return [] if is_hidden else [_delta(segment, step.text)]
+            case "close":
+                return [*self._last(segment), event("content_block_stop", index=segment.index)]
 
-    def _reasoning(self, text: str) -> list[Named]:
-        events: list[Named] = []
-        if self._open is None or self._open["type"] != "thinking":
-            self._held = ""
-            events = [*self._close(), *self._start({"type": "thinking", "thinking": "", "signature": ""})]
-        if not self._shows_thinking:
-            self._texts.append(text)
-            return events
-        return [*events, *self._delta(text, {"type": "thinking_delta", "thinking": text})]
-
-    def _text(self, text: str) -> list[Named]:
-        return self._delta(text, {"type": "text_delta", "text": text})
-
-    def _start(self, block: dict[str, Any]) -> list[Named]:
-        self._open, self._texts = block, []
-        return [event("content_block_start", index=len(self.blocks), content_block=dict(block))]
-
-    def _delta(self, text: str, delta: dict[str, Any]) -> list[Named]:
-        self._texts.append(text)
-        return [event("content_block_delta", index=len(self.blocks), delta=delta)]
-
-    def _close(self) -> list[Named]:
-        block, self._open = self._open, None
-        if block is None:
-            return []
-        index, text = len(self.blocks), "".join(self._texts)
-        events: list[Named] = []
-        match block["type"]:
+    def _last(self, segment: Segment) -> list[Named]:
+        """Puts the whole block to the others; what remains to be said of it."""
+        block, text = _empty(segment), segment.text
+        self.blocks.append(block)
+        match segment.kind:
             case "text":
                 block["text"] = text
-            case "tool_use":
+                return []
+            case "call":
                 block["input"] = arguments_object(text)
-                if not text:  # some clients parse what they have gathered, without a look whether there is any
-                    events.append(event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": "{}"}))
-            case _:
+                # Some clients parse what they have gathered, without a look whether there is any.
+                return [] if text else [_delta(segment, "{}")]
+            case "reasoning":
                 block["thinking"] = text if self._shows_thinking else ""
-                block["signature"] = mark(text) if self._shows_thinking else sealed(text)
-                events.append(event("content_block_delta", index=index, delta={"type": "signature_delta", "signature": block["signature"]}))
-        self.blocks.append(block)
-        return [*events, event("content_block_stop", index=index)]
+                signature = block["signature"] = mark(text) if self._shows_thinking else sealed(text)
+                return [event("content_block_delta", index=segment.index, delta={"type": "signature_delta", "signature": signature})]
+
+
+def _empty(segment: Segment) -> dict[str, Any]:
+    match segment.kind:
+        case "text":
+            return {"type": "text", "text": ""}
+        case "call":
+            return {"type": "tool_use", "id": segment.id, "name": segment.name, "input": {}}
+        case "reasoning":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _delta(segment: Segment, text: str) -> Named:
+    delta = {"type": _DELTAS[segment.kind], _MEMBERS[segment.kind]: text}
+    return event("content_block_delta", index=segment.index, delta=delta)
