@@ -24,7 +24,6 @@ from server.http.context import CONTEXT
 from server.http.limits import TICKET
 from server.http.metrics import SequenceClock
 from server.http.ports import Generation, Progress, Runner
-from server.http.shapes import shape_of
 from server.http.sse import EventStream
 from server.pipes import printable
 from server.protocol import Delta, Finished, GenerationRequest, TokenLogprob
@@ -189,6 +188,13 @@ class FailingView(Protocol):
     def failure(self, error: CapsuleError) -> list[Any]: ...
 
 
+@runtime_checkable
+class PingingView(Protocol):
+    """A view whose stream, once begun, fills silence with values: for clients that count only those as signs of life."""
+
+    def ping(self) -> Any: ...
+
+
 async def stream(
     request: web.Request,
     requests: Sequence[GenerationRequest],
@@ -204,9 +210,10 @@ async def stream(
     """
     waiting = Waiting()
     async with framing(request, ping_interval=ping_interval) as out:
-        out.ping_value = shape_of(request).ping
         if isinstance(view, FailingView):
             out.failure = view.failure
+        if isinstance(view, PingingView):
+            out.ping = view.ping
         async with Batch(request, requests, prompt_field=prompt_field) as batch:
             async for index, event in batch:
                 has_moved = waiting.event(index, event)

@@ -65,7 +65,7 @@ class Segmenter:
         if self._open is not None and self._open.kind == "text":
             return self._more(text)
         self._held += text
-        if not self._held.strip():
+        if not text.strip():
             return []
         held = self._held
         return [*self._next(Segment(self.n_opened, "text")), *self._more(held)]

@@ -21,8 +21,6 @@ class Shape:
 
     id_header: ClassVar[str | None] = "x-request-id"
     """Where clients of the dialect look for the id of a request."""
-    ping: ClassVar[Any] = None
-    """What a stream that has begun says in silence; None: a comment."""
 
     def body(self, error: CapsuleError, status: int, request_id: str) -> dict[str, Any]:
         return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code, **error.extra}}
@@ -34,7 +32,6 @@ class Shape:
 
 class AnthropicShape(Shape):
     id_header = "request-id"
-    ping = Named("ping", {"type": "ping"})
     _TYPES: ClassVar[dict[int, str]] = {
         401: "authentication_error",
         403: "permission_error",

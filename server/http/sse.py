@@ -62,8 +62,8 @@ class EventStream:
         self.response = web.StreamResponse(headers={"Content-Type": self.content_type, **_HEADERS})
         self.ping_text = "ping"
         """What is said, in a comment, when nothing else is."""
-        self.ping_value: Any = None
-        """Said instead once a value has been sent."""
+        self.ping: Callable[[], Any] | None = None
+        """Makes what is said instead once a value has been sent."""
         self.failure: Callable[[CapsuleError], list[Any]] | None = None
         """The values that end the stream when it fails; None: the one of the dialect (`shapes.py`)."""
         self._has_sent = False
@@ -150,8 +150,8 @@ class EventStream:
     async def _ping(self) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
-                if self.ping_value is not None and self._has_sent:
-                    await self.send(self.ping_value)
+                if self.ping is not None and self._has_sent:
+                    await self.send(self.ping())
                 else:
                     await self.comment(self.ping_text)
         except TimeoutError:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from server.api.opaque import opened
+from server.api.turns import Turns
 from server.errors import ClientError, Unsupported
 from server.http.body import check_plain
 
@@ -79,78 +80,62 @@ def to_messages(system: Content | None, messages: Sequence[WireMessage]) -> list
                 conversation.system(message.content, f"{where}.content")
             case _:
                 raise ClientError(f"{where}.role must be user, assistant or system", param=f"{where}.role")
-    if conversation.messages[-1].get("tool_calls"):
+    last = conversation.turns.last
+    if last is None:
+        raise ClientError("messages holds nothing", param="messages")
+    if last.calls:
         where = f"messages[{len(messages) - 1}]"
         raise ClientError(f"{where} calls tools; their results must follow it", param=where)
-    return conversation.messages
+    return conversation.turns.messages()
 
 
 class _Conversation:
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._names: dict[str, str] = {}
-        """Tools by the ids of their calls: some templates want a result to say whose it is."""
+        self.turns = Turns(separator=_SEPARATOR)
 
     def system(self, content: Content, where: str) -> None:
         text = _text(content, where)
         if text:
-            self._add("system", text)
+            self.turns.say("system", text)
 
     def user(self, content: Content, where: str) -> None:
         texts: list[str] = []
         n_results = 0
         for block, path in _blocks(content, where):
             if block.type == "tool_result":
-                self.messages.append(self._result(block, path))
+                self._result(block, path)
                 n_results += 1
             else:
                 texts.append(_text_of(block, path))
         if texts or not n_results:
-            self._add("user", _SEPARATOR.join(texts))
+            self.turns.turn("user").texts.extend(texts)
 
     def assistant(self, content: Content, where: str) -> None:
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[dict[str, Any]] = []
+        turn = self.turns.turn("assistant")
         for block, path in _blocks(content, where):
             match block.type:
                 case "thinking":
-                    thoughts.append(block.thinking or opened(block.signature) or "")
+                    turn.thoughts.append(block.thinking or opened(block.signature) or "")
                 case "redacted_thinking":
-                    thoughts.append(opened(block.data) or "")  # what others have hidden nobody here can read
+                    turn.thoughts.append(opened(block.data) or "")  # what others have hidden nobody here can read
                 case "tool_use":
-                    calls.append(self._call(block, path))
+                    self._call(block, path)
                 case _:
-                    texts.append(_text_of(block, path))
-        message = self._add("assistant", _SEPARATOR.join(texts))
-        if any(thoughts):
-            message["reasoning_content"] = message.get("reasoning_content", "") + _SEPARATOR.join(filter(None, thoughts))
-        if calls:
-            message.setdefault("tool_calls", []).extend(calls)
+                    turn.texts.append(_text_of(block, path))
 
-    def _add(self, role: str, text: str) -> dict[str, Any]:
-        last = self.messages[-1] if self.messages else None
-        if last is not None and last["role"] == role:
-            last["content"] = _SEPARATOR.join(filter(None, (last["content"], text)))
-            return last
-        self.messages.append({"role": role, "content": text})
-        return self.messages[-1]
-
-    def _call(self, block: Block, path: str) -> dict[str, Any]:
+    def _call(self, block: Block, path: str) -> None:
         call_id, name = _required(block.id, f"{path}.id"), _required(block.name, f"{path}.name")
         if block.input is None:
             raise ClientError(f"{path}.input is missing", param=f"{path}.input")
         check_plain(block.input, f"{path}.input")
-        self._names[call_id] = name
-        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": msgspec.json.encode(block.input).decode()}}
+        self.turns.call(call_id, name, msgspec.json.encode(block.input).decode())
 
-    def _result(self, block: Block, path: str) -> dict[str, Any]:
+    def _result(self, block: Block, path: str) -> None:
         call_id = _required(block.tool_use_id, f"{path}.tool_use_id")
         text = "" if block.content is None else _text(block.content, f"{path}.content")
         if block.is_error and "error" not in text[:40].lower():
             text = f"Error: {text}" if text else "Error"
-        name = self._names.get(call_id)
-        return {"role": "tool", "tool_call_id": call_id, **({"name": name} if name else {}), "content": text}
+        self.turns.result(call_id, text)
 
 
 def _blocks(content: Content, where: str) -> list[tuple[Block, str]]:

@@ -60,6 +60,9 @@ class MessagesView(ChatView):
     def closing(self) -> list[Any]:
         return []
 
+    def ping(self) -> Any:
+        return event("ping")
+
     def _begin(self) -> list[Any]:
         if self._has_begun:
             return []

@@ -40,11 +40,11 @@ async def create(request: web.Request) -> web.StreamResponse:
     options = dataclasses.replace(options, base=msgspec.structs.replace(options.base, return_tokens=True))
     prepared = await prepare(request, dataclasses.replace(call.chat, options=options))
     store, owner = request.app[RESPONSES], _owner(request)
-    keeps = body.store is not False and store.most > 0
-    inputs = [stored_form(item) for item in items]
-    view = ResponsesView(
-        Identity.of(context, "resp_"), prepared, call, (lambda response: store.put(owner, response, inputs)) if keeps else None
-    )
+
+    def keep(response: dict[str, Any]) -> bool:
+        return store.put(owner, response, [stored_form(item) for item in items])
+
+    view = ResponsesView(Identity.of(context, "resp_"), prepared, call, keep if body.store is not False and store.most else None)
     field = call.chat.field_name
     if options.stream:
         return await stream(request, prepared.requests, view, ping_interval=options.ping_interval, prompt_field=field)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from server.api.opaque import opened
+from server.api.turns import Turn, Turns
 from server.errors import ClientError, Unsupported
 
 
@@ -73,6 +74,9 @@ def stored_form(item: Item) -> dict[str, Any]:
         content = [Part(type="output_text" if item.role == "assistant" else "input_text", text=content)]
     named = msgspec.structs.replace(item, type=kind, id=item.id or new_id(kind), status=item.status or "completed", content=content)
     found: dict[str, Any] = msgspec.to_builtins(named)
+    for part in found.get("content", ()):
+        if part["type"] == "output_text":
+            part["annotations"] = []
     return found
 
 
@@ -84,69 +88,61 @@ def to_messages(instructions: str | None, items: Sequence[Item], n_earlier: int 
     """
     conversation = _Conversation()
     if instructions:
-        conversation.message("system", instructions)
+        conversation.turns.say("system", instructions)
     for i, item in enumerate(items):
         conversation.item(item, f"input[{i - n_earlier}]")
-    if not conversation.messages:
+    last = conversation.turns.last
+    if last is None:
         raise ClientError("input is missing or empty", param="input")
-    last = conversation.messages[-1]
-    if last.get("tool_calls"):
-        call_id = last["tool_calls"][-1]["id"]
-        raise ClientError(f"input: there is no output for the call {call_id[:60]!r}", param="input")
-    return conversation.messages, conversation.notices
+    if last.calls:
+        raise ClientError(f"input: there is no output for the call {last.calls[-1]['id'][:60]!r}", param="input")
+    return conversation.turns.messages(), conversation.notices
 
 
 class _Conversation:
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.turns = Turns(separator="\n\n")
         self.notices: list[str] = []
-        self._names: dict[str, str] = {}
-        """Tools by the ids of their calls: some templates want a result to say whose it is."""
-        self._thought = ""
+        self._thoughts: list[str] = []
         """Of an answer whose other items are still to come."""
 
     def item(self, item: Item, where: str) -> None:
         match kind_of(item):
             case "message":
-                if item.role not in _ROLES:
-                    raise ClientError(f"{where}.role must be one of {', '.join(sorted(_ROLES))}", param=f"{where}.role")
-                if item.content is None:
-                    raise ClientError(f"{where}.content is missing", param=f"{where}.content")
-                text = _text(item.content, f"{where}.content")
-                if item.role == "assistant":
-                    self._answer(text)
-                else:
-                    self.message(item.role, text)
+                self._message(item, where)
             case "reasoning":
-                self._thought += _reasoning(item, where)
+                self._thoughts.append(_reasoning(item, where))
             case "function_call" | "custom_tool_call" as kind:
                 self._call(item, kind, where)
             case "function_call_output" | "custom_tool_call_output":
-                self._output(item, where)
+                call_id = _required(item.call_id, f"{where}.call_id")
+                if item.output is None:
+                    raise ClientError(f"{where}.output is missing", param=f"{where}.output")
+                self._thoughts.clear()
+                self.turns.result(call_id, _text(item.output, f"{where}.output"))
             case kind if kind in _LEFT_OUT:
                 self.notices.append(f"{where}: an item of type {kind!r} was left out")
             case kind:
                 raise Unsupported(f"{where}.type: items of type {kind[:40]!r} are not supported", param=f"{where}.type")
 
-    def message(self, role: str, text: str) -> None:
-        """Neighbours of one role are one message: many templates want turns, and one system prompt."""
-        self._thought = ""
-        last = self.messages[-1] if self.messages else None
-        if last is not None and (last["role"] == role or {last["role"], role} == {"system", "developer"}):
-            last["content"] = "\n\n".join(filter(None, (last["content"], text)))
+    def _message(self, item: Item, where: str) -> None:
+        if item.role not in _ROLES:
+            raise ClientError(f"{where}.role must be one of {', '.join(sorted(_ROLES))}", param=f"{where}.role")
+        if item.content is None:
+            raise ClientError(f"{where}.content is missing", param=f"{where}.content")
+        text = _text(item.content, f"{where}.content")
+        if item.role == "assistant":
+            self._answer().texts.append(text)
         else:
-            self.messages.append({"role": role, "content": text})
+            self._thoughts.clear()
+            self.turns.say(item.role, text)
 
-    def _answer(self, text: str = "") -> dict[str, Any]:
-        """The assistant's message that is being put together."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        message = self.messages[-1]
-        message["content"] = "\n".join(filter(None, (message["content"], text)))
-        if self._thought:
-            message["reasoning_content"] = message.get("reasoning_content", "") + self._thought
-            self._thought = ""
-        return message
+    def _answer(self) -> Turn:
+        """The assistant's turn that is being put together."""
+        turn = self.turns.turn("assistant")
+        turn.thoughts += self._thoughts
+        self._thoughts.clear()
+        return turn
 
     def _call(self, item: Item, kind: str, where: str) -> None:
         call_id, name = _required(item.call_id, f"{where}.call_id"), _required(item.name, f"{where}.name")
@@ -154,18 +150,8 @@ class _Conversation:
             arguments = msgspec.json.encode({"input": item.input or ""}).decode()
         else:
             arguments = _arguments(item.arguments, f"{where}.arguments")
-        self._names[call_id] = name
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._answer().setdefault("tool_calls", []).append(call)
-
-    def _output(self, item: Item, where: str) -> None:
-        call_id = _required(item.call_id, f"{where}.call_id")
-        if item.output is None:
-            raise ClientError(f"{where}.output is missing", param=f"{where}.output")
-        self._thought = ""
-        name = self._names.get(call_id)
-        text = _text(item.output, f"{where}.output")
-        self.messages.append({"role": "tool", "tool_call_id": call_id, **({"name": name} if name else {}), "content": text})
+        self._answer()
+        self.turns.call(call_id, name, arguments)
 
 
 def _text(content: str | list[Part], where: str) -> str:

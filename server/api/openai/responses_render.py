@@ -78,6 +78,10 @@ class ResponsesView(ChatView):
         reason = {"code": error.code, "message": error.message, "param": error.param}
         return [*self._begin(), *self._numbered([("error", reason), ("response.failed", {"response": failed})])]
 
+    def ping(self) -> Any:
+        """Nothing new. Some clients give up on a stream without events, and stumble over kinds that they do not know."""
+        return self._numbered([("response.in_progress", {"response": self.response})])[0]
+
     def _begin(self) -> list[Any]:
         if self._n_events:
             return []

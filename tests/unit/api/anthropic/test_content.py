@@ -149,6 +149,7 @@ def test_what_is_not_done_here_is_named(content: Any, param: str) -> None:
     ("messages", "param"),
     [
         ([], "messages"),
+        ([{"role": "system", "content": []}], "messages"),
         ([{"role": "tool", "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([user("x"), {"role": "assistant", "content": None}], "messages[1].content"),

@@ -41,6 +41,8 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
     items: list[Any] = []
     for event in events[2:-1]:
         kind = event["type"].removeprefix("response.")
+        if kind == "in_progress":
+            continue
         if kind == "output_item.added":
             assert not is_open and event["output_index"] == len(items)
             is_open, texts, parts, item_id = True, "", [], event["item"]["id"]

@@ -11,7 +11,7 @@ from server.errors import ContextSizeExceeded, RunnerDied
 from server.protocol import Delta, Queued, Started
 from tests.unit.api.openai.reading import PATH, TIME, WEATHER, ask, assembled, plain, streamed
 from tests.unit.api.partwise import CALL, THOUGHTFUL, partwise
-from tests.unit.http.fakes import HANG, says
+from tests.unit.http.fakes import HANG, finished, says
 from tests.unit.http.live import running
 
 
@@ -138,6 +138,15 @@ async def test_a_client_that_leaves_cancels_and_leaves_nothing_behind() -> None:
             first = json.loads(block.split(b"data: ")[1])
         await live.idle()
         assert len(live.runner.cancelled) == 1 and (await live.get(f"{PATH}/{first['response']['id']}"))[0] == 404
+
+
+@pytest.mark.asyncio
+async def test_silence_is_filled_with_events() -> None:
+    async with running(sse_ping_interval=0.05) as live:
+        live.runner.script = lambda request: [Queued(1, 0, 5), 0.15, Delta(1, "x"), 0.15, Delta(1, "y"), finished(2)]
+        events = await streamed(live)
+        assert len([event for event in events if event["type"] == "response.in_progress"]) >= 3
+        assert assembled(events)["output"][0]["content"][0]["text"] == "xy"
 
 
 @pytest.mark.asyncio
