@@ -1,7 +1,7 @@
 """The runner's front door: checks and tokenises what comes in, and answers what needs no step. Runs in threads of its own.
 
-Short texts are tokenised where they arrive, long ones by a second thread, so that nothing waits behind them. It reads only what the
-engine publishes and only puts commands into its inbox.
+Short texts are tokenised where they arrive, long ones by a second thread, requests with a constraint by a third, so that nothing else
+waits behind them. It reads only what the engine publishes and only puts commands into its inbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import count
 
 from server.engine.engine import Engine
 from server.engine.live import busy, cancelled_while_waiting
-from server.engine.ports import Vocab
+from server.engine.ports import Constraints, Matcher, Vocab
 from server.engine.prompt import text_length, text_of, tokens_of
 from server.engine.request import WaitingRequest, context_refusal
 from server.errors import ClientError
@@ -62,6 +62,7 @@ class Intake:
         self,
         engine: Engine,
         vocab: Vocab,
+        constraints: Constraints,
         *,
         n_ctx_slot: int,
         bos: int | None,
@@ -70,6 +71,7 @@ class Intake:
     ) -> None:
         self._engine = engine
         self._vocab = vocab
+        self._constraints = constraints
         self._n_ctx_slot = n_ctx_slot
         self._bos = bos
         self._put = put
@@ -80,10 +82,12 @@ class Intake:
         self._arrivals: dict[int, _Arrival] = {}
         self._lock = threading.Lock()
         self._long: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._constrained: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread for long texts."""
-        threading.Thread(target=self._work, name="tokenizer", daemon=True).start()
+        """Start the threads for long texts and for constraints."""
+        threading.Thread(target=self._work, args=(self._long,), name="tokenizer", daemon=True).start()
+        threading.Thread(target=self._work, args=(self._constrained,), name="constraints", daemon=True).start()
 
     def handle(self, command: Command) -> None:
         match command:
@@ -122,7 +126,10 @@ class Intake:
         else:
             with self._lock:
                 self._arrivals[command.id] = _Arrival(self._clock(), next(self._orders))
-            self._now_or_later(command, text_length(command.request.prompt))
+            if command.request.constraint is None:
+                self._now_or_later(command, text_length(command.request.prompt))
+            else:
+                self._constrained.put(command)
 
     def _cancel(self, command: Cancel) -> None:
         with self._lock:
@@ -141,23 +148,27 @@ class Intake:
                 arrival.paused = isinstance(command, Pause)
 
     def _admit(self, command: Submit) -> None:
-        """Tokenise a request and pass it on, or refuse it."""
+        """Tokenise a request, compile its constraint and pass it on, or refuse it."""
         if command.id not in self._arrivals:
             return  # cancelled before its turn
+        matcher: Matcher | None = None
         try:
             tokens = self._prompt_tokens(command)
             refusal = context_refusal(command.id, len(tokens), self._n_ctx_slot)
+            if refusal is None and command.request.constraint is not None:
+                matcher = self._constraints.compile(command.request.constraint)
         except ClientError as error:
             refusal = Failed(id=command.id, kind="invalid", message=error.message, param=error.param)
         except Exception:
-            logger.exception("tokenising failed")
-            refusal = Failed(id=command.id, kind="internal", message="the prompt could not be tokenised")
+            logger.exception("taking a request in failed")
+            refusal = Failed(id=command.id, kind="internal", message="the request could not be tokenised or compiled")
         with self._lock:
             arrival = self._arrivals.pop(command.id, None)
             if arrival is not None and refusal is None:
                 self._n_passed_on += 1
+                submitted = arrival.submitted_at, arrival.order
                 self._engine.inbox.put(
-                    WaitingRequest(command.id, command.request, tokens, arrival.submitted_at, arrival.order, paused=arrival.paused)
+                    WaitingRequest(command.id, command.request, tokens, *submitted, paused=arrival.paused, matcher=matcher)
                 )
         if arrival is not None and refusal is not None:
             self._tell(refusal)
@@ -184,9 +195,9 @@ class Intake:
         else:
             self._do(job)
 
-    def _work(self) -> None:
+    def _work(self, jobs: queue.SimpleQueue[Job]) -> None:
         while True:
-            self._do(self._long.get())
+            self._do(jobs.get())
 
     def _do(self, job: Job) -> None:
         if isinstance(job, Submit):

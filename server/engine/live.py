@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.engine.answer import Answer
 from server.engine.ports import Sampler
@@ -20,6 +20,8 @@ class Live:
     started_at: float
     first_token_at: float | None = None
     is_announced: bool = False
+    shown: dict[int, bytes] = field(default_factory=dict)
+    """Control tokens that this text shows, and as what."""
     n_drafts: int = 0
     n_accepted: int = 0
 

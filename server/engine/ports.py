@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.protocol import SamplingParams, TokenLogprob
+from server.protocol import Constraint, SamplingParams, TokenLogprob
 
 
 class Vocab(Protocol):
@@ -46,13 +46,44 @@ class DecodeFault(Exception):
         self.restored = restored
 
 
+class ConstraintFault(Exception):
+    """What a sequence is held to cannot be followed any further. Its message is for the client."""
+
+
+class Matcher(Protocol):
+    """One sequence's place in a compiled constraint, at the beginning. It goes into the one sampler that is made with it, or nowhere."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+
+class Constraints(Protocol):
+    """What an answer can be held to, with this model's tokens. Safe to call from several threads."""
+
+    def compile(self, constraint: Constraint) -> Matcher:
+        """May take a second, the first time in any case.
+
+        Raises:
+            ClientError: it is malformed, unsupported, impossible to satisfy, too large or too deep; names its `param`.
+        """
+        ...
+
+
 class Sampler(Protocol):
-    """One sequence's sampling state (penalties, seed). Owned by that sequence alone; closed with it."""
+    """One sequence's sampling state (penalties, seed, grammar). Owned by that sequence alone; closed with it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """The constraint allows nothing after the last token: the text is whole. Nothing is drawn any more."""
+        ...
 
     def sample(self, row: int, n_logprobs: int | None) -> tuple[int, TokenLogprob | None]:
         """Draw from the logits of batch row `row` of the last decode and accept the token.
 
         `n_logprobs` None = no log-probabilities (None is returned for them).
+
+        Raises:
+            ConstraintFault: the constraint allows no token at all, or is too complex.
         """
         ...
 
@@ -66,7 +97,7 @@ class Sampler(Protocol):
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Tokens to draw for one sequence after a decode: one from `rows[0]`, and as long as the token drawn from `rows[i]` is
-    `drafts[i]`, one from `rows[i + 1]`. `len(rows)` = `len(drafts)` + 1."""
+    `drafts[i]` and the constraint has not ended, one from `rows[i + 1]`. `len(rows)` = `len(drafts)` + 1."""
 
     sampler: Sampler
     rows: Seq[int]
@@ -176,8 +207,8 @@ class Decoder(Protocol):
         """Draw tokens from the logits of the last decode, for several sequences side by side. Result i belongs to draw i."""
         ...
 
-    def sampler(self, params: SamplingParams) -> Sampler:
-        """Make a sampler chain.
+    def sampler(self, params: SamplingParams, matcher: Matcher | None = None) -> Sampler:
+        """Make a sampler chain; with a `matcher`, which becomes the sampler's, it draws what the constraint allows.
 
         Raises:
             ValueError: the parameters cannot be turned into a chain.

@@ -1,7 +1,7 @@
 """The runner process from its first line to its last: pipes, start-up, threads, the step loop, the end. Knows no llama.cpp.
 
-Threads: commands (reads the pipe), intake (short prompts, small answers), tokenizer (long prompts), frames (writes the pipe) and the
-main thread, which alone touches the decoder.
+Threads: commands (reads the pipe), intake (short prompts, small answers), tokenizer (long prompts), constraints (prompts that come with
+one), frames (writes the pipe) and the main thread, which alone touches the decoder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from server.engine.intake import Intake
 from server.engine.pipes import CommandReader, FrameWriter, take_over_pipes
 from server.engine.plan import Limits
 from server.engine.policy import Policy, policy_named
-from server.engine.ports import Decoder, DraftModel, Vocab
+from server.engine.ports import Constraints, Decoder, DraftModel, Vocab
 from server.engine.prompt import beginning_of_text
 from server.engine.reserve import Reserve
 from server.engine.scheduler import Scheduler
@@ -43,6 +43,9 @@ class Runtime(Protocol):
 
     @property
     def vocab(self) -> Vocab: ...
+
+    @property
+    def constraints(self) -> Constraints: ...
 
     @property
     def decoder(self) -> Decoder: ...
@@ -100,6 +103,7 @@ def _serve(reader: CommandReader, writer: FrameWriter, open_runtime: OpenRuntime
     intake = Intake(
         engine,
         runtime.vocab,
+        runtime.constraints,
         n_ctx_slot=runtime.decoder.n_ctx_slot,
         bos=beginning_of_text(runtime.vocab, runtime.info.bos_token),
         put=writer.put,

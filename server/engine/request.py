@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from server.engine.ports import State
+from server.engine.ports import Matcher, State
 from server.protocol import Failed, GenerationRequest, SamplingParams
 
 Phase = Literal["prefill", "decode", "paused"]
@@ -33,6 +33,8 @@ class WaitingRequest:
     paused: bool = False
     n_passed: int = 0
     """How often another of its own queue went first; bounded by the policy."""
+    matcher: Matcher | None = None
+    """What its text is held to."""
 
     def __post_init__(self) -> None:
         # The text has become tokens; nothing needs it any more.
@@ -72,6 +74,7 @@ class Sequence:
     n_preemptions: int = 0
     n_highest: int = 0
     """Most tokens that were ever computed of it: what is below and missing is computed a second time."""
+    matcher: Matcher | None = None
     last_step: int = 0
     """The last step that computed something of it; the longest waiting go first where a step cannot take all."""
 
@@ -176,6 +179,7 @@ def start(waiting: WaitingRequest, slot: int, n_cached: int) -> Sequence:
         n_computed=n_cached,
         n_highest=n_cached,
         paused=waiting.paused,
+        matcher=waiting.matcher,
     )
 
 

@@ -13,7 +13,7 @@ from server.engine.governor import ThreadGovernor
 from server.engine.guesser import Guesser
 from server.engine.live import Live, answer_for
 from server.engine.plan import StepPlan
-from server.engine.ports import DecodeFault, Decoder, Draw, Drawn, Row, Vocab
+from server.engine.ports import ConstraintFault, DecodeFault, Decoder, Draw, Drawn, Row, Vocab
 from server.engine.reporter import Reporter
 from server.engine.request import PutAside, Sequence, penalty_window
 from server.engine.scheduler import Scheduler
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 FAULTS_ALONE = 3
 """After so many sequences in a row that failed alone, with nothing computed in between, the decoder itself is tried."""
+
+MAX_SHOWN = 64
+"""Sets of tokens to show whose ids are remembered; a model's template has one."""
 
 _Ending = tuple[FinishReason, StopType]
 
@@ -54,6 +57,7 @@ class Stepper:
         self._guesser = guesser
         self._governor = governor
         self._pieces: dict[int, bytes | None] = {}
+        self._shown: dict[tuple[str, ...], dict[int, bytes]] = {}
         self._faults_alone = 0
 
     # ---- beginnings --------------------------------------------------------------------------------------------
@@ -61,12 +65,13 @@ class Stepper:
     def start(self, sequence: Sequence) -> None:
         request = sequence.request
         try:
-            sampler = self._decoder.sampler(request.sampling)
+            sampler = self._decoder.sampler(request.sampling, sequence.matcher)
         except ValueError as error:
             self._scheduler.release(sequence)
             self._report.end(Failed(id=sequence.id, kind="invalid", message=str(error)))
             return
-        self.live[sequence.id] = Live(sequence, sampler, answer_for(request), self._clock())
+        sequence.matcher = None  # the sampler's now
+        self.live[sequence.id] = Live(sequence, sampler, answer_for(request), self._clock(), shown=self._shown_by(request.shown_tokens))
         window = penalty_window(request.sampling, self._decoder.n_ctx_slot)
         if window:
             sampler.accept_prompt(sequence.tokens[-window:])
@@ -179,9 +184,8 @@ class Stepper:
                 continue
             result = next(results)
             if isinstance(result, Exception):
-                logger.error("sampling failed", exc_info=result)
                 self._scheduler.verified(sequence, share.n_drafts, 0)
-                self._fail(live, "no token could be drawn for this request")
+                self._fail_draw(live, result)
                 continue
             if sequence.drafts:
                 self._verify(live, share.n_drafts, len(result) - 1)
@@ -204,8 +208,8 @@ class Stepper:
         ending: _Ending | None = None
         if live.first_token_at is None:
             live.first_token_at, self._report.slots_moved = now, True
-        for token, logprob in drawn:
-            more, ending = self._accept_one(live, token, logprob)
+        for index, (token, logprob) in enumerate(drawn, 1):
+            more, ending = self._accept_one(live, token, logprob, is_last=index == len(drawn))
             piece = piece + more if piece else more
             if ending is not None:
                 break
@@ -217,16 +221,18 @@ class Stepper:
         if ending is not None:
             self.finish(live, *ending, now)
 
-    def _accept_one(self, live: Live, token: int, logprob: TokenLogprob | None) -> tuple[Piece, _Ending | None]:
+    def _accept_one(self, live: Live, token: int, logprob: TokenLogprob | None, *, is_last: bool) -> tuple[Piece, _Ending | None]:
         sequence, answer = live.sequence, live.answer
         self._scheduler.said(sequence, token)
         self._report.tally.n_predicted += 1
         data = self._bytes_of(token)
         if data is None:
             return answer.flush(), ("stop", "eos")
-        piece = answer.push(token, data, logprob)
+        piece = answer.push(token, live.shown.get(token, data), logprob)
         if answer.stop_word is not None:
             return piece, ("stop", "word")
+        if is_last and live.sampler.has_ended:
+            return piece + answer.flush(), ("stop", "eos")
         if sequence.n_remain(self._decoder.n_ctx_slot) <= 0:
             return piece + answer.flush(), ("length", "limit")
         return piece, None
@@ -236,6 +242,21 @@ class Stepper:
         if token not in self._pieces:
             self._pieces[token] = None if self._vocab.is_eog(token) else self._vocab.piece(token)
         return self._pieces[token]
+
+    def _shown_by(self, names: tuple[str, ...]) -> dict[int, bytes]:
+        """What control tokens of these names add to a text that shows them. Names that are no control tokens are ignored."""
+        if not names:
+            return {}
+        if names not in self._shown:
+            if len(self._shown) >= MAX_SHOWN:
+                self._shown.clear()
+            found = {}
+            for name in names:
+                tokens = self._vocab.tokenize(name, add_special=False, parse_special=True)
+                if len(tokens) == 1 and self._vocab.piece(tokens[0], special=True) == name.encode() and not self._bytes_of(tokens[0]):
+                    found[tokens[0]] = name.encode()
+            self._shown[names] = found
+        return self._shown[names]
 
     # ---- endings -----------------------------------------------------------------------------------------------
 
@@ -255,6 +276,16 @@ class Stepper:
         if stop_type == "timeout" and (piece := live.answer.flush()):
             self._report.event(piece.delta(live.sequence.id))
         self._report.end(live.finished(reason, stop_type, now))
+
+    def _fail_draw(self, live: Live, error: Exception) -> None:
+        constraint = live.sequence.request.constraint
+        if isinstance(error, ConstraintFault) and constraint is not None:
+            message = f"{constraint.param}: the answer cannot be continued: {error}"
+            self._report.end(Failed(id=live.sequence.id, kind="invalid", message=message, param=constraint.param))
+            self._drop(live)
+            return
+        logger.error("sampling failed", exc_info=error)
+        self._fail(live, "no token could be drawn for this request")
 
     def _fail(self, live: Live, message: str) -> None:
         self._report.end(Failed(id=live.sequence.id, kind="internal", message=message))

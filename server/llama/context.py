@@ -10,10 +10,11 @@ import mmap
 from collections.abc import Sequence
 from typing import Any
 
-from server.engine.ports import DecodeFault, Draw, Drawn, Row, State
+from server.engine.ports import DecodeFault, Draw, Drawn, Matcher, Row, State
 from server.errors import OperatorError
 from server.llama.draws import DrawPool, side_by_side
 from server.llama.library import messages, native, reason
+from server.llama.matcher import GrammarMatcher
 from server.llama.model import Model
 from server.llama.sampler import ChainSampler, LogprobReader
 from server.protocol import SamplingParams
@@ -364,10 +365,11 @@ class Context:
         self._n.llama_get_logits(self.handle)  # waits and puts the rows in order, once for all threads
         return self._drawing.draw(draws, self.n_threads if self._side_by_side else 1)
 
-    def sampler(self, params: SamplingParams) -> ChainSampler:
-        """Make a sampler chain.
+    def sampler(self, params: SamplingParams, matcher: Matcher | None = None) -> ChainSampler:
+        """Make a sampler chain; with a `matcher`, which becomes the sampler's, it draws what the constraint allows.
 
         Raises:
             ValueError: the parameters cannot be turned into a chain.
         """
-        return ChainSampler(self, params, self._logprobs)
+        assert matcher is None or isinstance(matcher, GrammarMatcher)
+        return ChainSampler(self, params, self._logprobs, matcher)

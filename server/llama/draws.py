@@ -70,6 +70,6 @@ def draw_one(draw: Draw) -> Drawn:
     drawn: Drawn = []
     for index, row in enumerate(draw.rows):
         drawn.append(draw.sampler.sample(row, draw.n_logprobs))
-        if index == len(draw.drafts) or drawn[-1][0] != draw.drafts[index]:
+        if index == len(draw.drafts) or drawn[-1][0] != draw.drafts[index] or draw.sampler.has_ended:
             break
     return drawn

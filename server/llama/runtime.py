@@ -12,6 +12,7 @@ import msgspec
 
 from server.llama import backends, hardware, probe
 from server.llama.backends import Device
+from server.llama.constraint import GrammarConstraints
 from server.llama.context import DETERMINISTIC_KV_TYPE, KV_TYPES, Context, kv_type, output_rows
 from server.llama.cpu import CpuChoice, choose_cpu
 from server.llama.draft import KV_TYPE, Draft, load_draft, together
@@ -34,12 +35,14 @@ class Runtime:
         self.decoder = decoder
         self.draft = draft
         self.info = info
+        self.constraints = GrammarConstraints(model.vocab)
 
     @property
     def vocab(self) -> Vocabulary:
         return self._model.vocab
 
     def close(self) -> None:
+        self.constraints.close()
         if self.draft is not None:
             self.draft.close()
         self.decoder.close()

@@ -18,20 +18,22 @@ from server.protocol import RANDOM_SEED, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from server.llama.context import Context
+    from server.llama.matcher import GrammarMatcher
 
 _MIROSTAT_M = 100  # the number of candidates from which version 1 estimates the distribution, as in its paper
 _INT32_MAX = 2**31 - 1
 
 
 class ChainSampler:
-    """A native chain in llama-server's order: logit bias first, then `params.samplers`, then the draw.
+    """A native chain in llama-server's order: logit bias first, then `params.samplers`, then the draw; before all of it what
+    `matcher` does not allow is struck. The matcher is the sampler's from then on, also if there is no sampler in the end.
 
     Raises:
         ValueError: a token, a sampler name or a value that no chain can be made of.
     """
 
-    def __init__(self, context: Context, params: SamplingParams, logprobs: LogprobReader) -> None:
-        self._context, self._logprobs = context, logprobs
+    def __init__(self, context: Context, params: SamplingParams, logprobs: LogprobReader, matcher: GrammarMatcher | None = None) -> None:
+        self._context, self._logprobs, self._matcher = context, logprobs, matcher
         self._n, self._vocab = native(), context.model.vocab
         self._draw = self._n.llama_sampler_sample
         self._remembering: list[Any] = []  # the samplers that look at earlier tokens
@@ -49,6 +51,12 @@ class ChainSampler:
             self._n.llama_sampler_free(self._chain)
             self._chain = None
             self._remembering = []
+            if self._matcher is not None:
+                self._matcher.close()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._matcher is not None and self._matcher.has_ended
 
     def sample(self, row: int, n_logprobs: int | None) -> tuple[int, TokenLogprob | None]:
         """Draw from the logits of batch row `row` of the last decode and accept the token.
@@ -58,11 +66,16 @@ class ChainSampler:
 
         Raises:
             ValueError: that row has no logits, or the sampler is closed.
+            ConstraintFault: the matcher allows no token.
         """
         if not self._chain:
             raise ValueError("the sampler is closed")
         logits = self._context.logits(row)  # drawing from a row without logits would abort the process
-        token: int = self._draw(self._chain, self._context.handle, row)
+        token: int
+        if self._matcher is None:
+            token = self._draw(self._chain, self._context.handle, row)
+        else:
+            token = self._matcher.draw(self._chain, self._context.handle, row, logits)
         return token, None if n_logprobs is None else self._logprobs.read(self._context.handle, row, logits, token, n_logprobs)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:

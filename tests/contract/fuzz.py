@@ -12,6 +12,7 @@ from server.engine.policy import policy_named
 from server.engine.ports import DraftModel
 from server.engine.process import make_engine
 from server.engine.request import PutAside, WaitingRequest
+from server.llama.constraint import GrammarConstraints
 from server.llama.context import Context
 from server.llama.model import Model
 from server.protocol import (
@@ -42,6 +43,7 @@ class Runtime:
     vocab: Any
     decoder: Context
     info: ModelInfo
+    constraints: GrammarConstraints
     draft: DraftModel | None = None
 
     def close(self) -> None: ...
@@ -87,7 +89,12 @@ class Fuzz:
         self.rng = random.Random(seed)
         self.decoder = decoder
         self.n_running = n_running
-        runtime = Runtime(decoder.model.vocab, decoder, info_of(decoder, n_running=n_running, spec=spec, cache_ram=cache_ram))
+        runtime = Runtime(
+            decoder.model.vocab,
+            decoder,
+            info_of(decoder, n_running=n_running, spec=spec, cache_ram=cache_ram),
+            GrammarConstraints(decoder.model.vocab),
+        )
         chosen = RunnerSettings(path="", threads=decoder.n_threads, max_queue=24, **{"itl_target": 0.05, **settings})
         self.engine = make_engine(chosen, runtime, policy_named(chosen.policy, max_preemptions=3), self._emit)
         self.scheduler = self.engine._scheduler

@@ -11,7 +11,7 @@ from server.engine.ports import Row
 from server.engine.process import run
 from server.errors import OperatorError
 from server.protocol import ModelInfo, RunnerSettings
-from tests.unit.engine.fakes import BOS, N_VOCAB, POISON, FakeDecoder, FakeVocab
+from tests.unit.engine.fakes import BOS, N_VOCAB, POISON, FakeConstraints, FakeDecoder, FakeVocab
 
 
 class Decoder(FakeDecoder):
@@ -27,6 +27,7 @@ class Decoder(FakeDecoder):
 
 class Runtime:
     vocab = FakeVocab()
+    constraints = FakeConstraints()
     draft = None
 
     def __init__(self) -> None:

@@ -6,15 +6,17 @@ import zlib
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from server.engine.ports import DecodeFault, Draw, Drawn, Row, State
-from server.protocol import SamplingParams, TokenLogprob
+from server.engine.ports import ConstraintFault, DecodeFault, Draw, Drawn, Matcher, Row, State
+from server.errors import ClientError
+from server.protocol import Constraint, SamplingParams, TokenLogprob
 
 EOG, CONTROL, BOS, POISON = 256, 257, 258, 259
 N_VOCAB = 260
+WRITTEN = {f"<{token}>": token for token in (EOG, CONTROL, BOS, POISON)}
 
 
 class FakeVocab:
-    """Token = byte; four control tokens behind them; `POISON` is never drawn."""
+    """Token = byte; four control tokens behind them, found only where they are the whole text; `POISON` is never drawn."""
 
     n_vocab = N_VOCAB
 
@@ -23,6 +25,8 @@ class FakeVocab:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         start = [BOS] if add_special and self._adds_bos else []
+        if parse_special and text in WRITTEN:
+            return [*start, WRITTEN[text]]
         return start + list(text.encode())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
@@ -59,16 +63,52 @@ def next_token(state: int, seed: int) -> int:
     return TEXT[draw % len(TEXT)] if draw % 3 else draw // 7 % 256
 
 
+STUCK = b"!"
+"""Where a constraint holds this byte it cannot be followed."""
+
+
+class FakeMatcher:
+    """Allows one text alone."""
+
+    def __init__(self, text: bytes) -> None:
+        self.left = text
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.left
+
+    def next(self) -> int:
+        assert self.left, "drawn after the end"
+        if self.left.startswith(STUCK):
+            raise ConstraintFault("it is stuck")
+        first, self.left = self.left[0], self.left[1:]
+        return first
+
+
+class FakeConstraints:
+    """A constraint's source is the answer; "" is refused."""
+
+    def compile(self, constraint: Constraint) -> FakeMatcher:
+        if not constraint.source:
+            raise ClientError(f"{constraint.param}: nothing can be held to that", param=constraint.param)
+        return FakeMatcher(constraint.source.encode())
+
+
 class FakeSampler:
-    def __init__(self, decoder: FakeDecoder, params: SamplingParams) -> None:
+    def __init__(self, decoder: FakeDecoder, params: SamplingParams, matcher: FakeMatcher | None = None) -> None:
         self._decoder = decoder
         self._seed = params.seed
+        self._matcher = matcher
         self.prompt_tail: list[int] = []
         self.closed = False
 
+    @property
+    def has_ended(self) -> bool:
+        return self._matcher is not None and self._matcher.has_ended
+
     def sample(self, row: int, n_logprobs: int | None) -> tuple[int, TokenLogprob | None]:
         assert not self.closed
-        token = next_token(self._decoder.outputs[row], self._seed)
+        token = self._matcher.next() if self._matcher else next_token(self._decoder.outputs[row], self._seed)
         if n_logprobs is None:
             return token, None
         return token, TokenLogprob(token, FakeVocab().piece(token, special=True), -0.5)
@@ -213,16 +253,17 @@ class FakeDecoder:
         try:
             for row, guess in zip(draw.rows, [*draw.drafts, None], strict=True):
                 drawn.append(draw.sampler.sample(row, draw.n_logprobs))
-                if drawn[-1][0] != guess:
+                if drawn[-1][0] != guess or draw.sampler.has_ended:
                     break
         except Exception as error:
             return error
         return drawn
 
-    def sampler(self, params: SamplingParams) -> FakeSampler:
+    def sampler(self, params: SamplingParams, matcher: Matcher | None = None) -> FakeSampler:
         if params.mirostat_tau < 0:
             raise ValueError("mirostat_tau must not be negative")
-        self.samplers.append(FakeSampler(self, params))
+        assert matcher is None or isinstance(matcher, FakeMatcher)
+        self.samplers.append(FakeSampler(self, params, matcher))
         return self.samplers[-1]
 
 

@@ -30,7 +30,7 @@ from server.protocol import (
     Step,
     Terminal,
 )
-from tests.unit.engine.fakes import FakeDecoder, FakeVocab
+from tests.unit.engine.fakes import FakeConstraints, FakeDecoder, FakeVocab
 from tests.unit.engine.oracle import solo_answer
 
 
@@ -108,7 +108,8 @@ class World:
         request = GenerationRequest(prompt="", sampling=sampling, flow=flow, **options)
         number = len(self.requests)
         self.requests[number] = (list(tokens), request)
-        self.engine.inbox.put(WaitingRequest(number, request, tokens, self.now, number))
+        matcher = FakeConstraints().compile(request.constraint) if request.constraint else None
+        self.engine.inbox.put(WaitingRequest(number, request, tokens, self.now, number, matcher=matcher))
         return number
 
     def queue(self, most: int = 1000) -> Queue:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from server.engine.intake import LONG_TEXT, Intake
+from server.engine.ports import Constraints
 from server.engine.prompt import beginning_of_text, text_of, tokens_of
 from server.errors import ClientError
 from server.protocol import (
     Cancel,
     Command,
+    Constraint,
     Detokenize,
     Event,
     Failed,
@@ -30,7 +32,7 @@ from server.protocol import (
     Tokenize,
     Tokens,
 )
-from tests.unit.engine.fakes import BOS, N_VOCAB, FakeDecoder, FakeVocab
+from tests.unit.engine.fakes import BOS, N_VOCAB, FakeConstraints, FakeDecoder, FakeMatcher, FakeVocab
 from tests.unit.engine.harness import World
 
 LONG = "x" * (LONG_TEXT + 1)
@@ -52,14 +54,17 @@ class SlowVocab(FakeVocab):
 
 
 class Door:
-    """An intake with its two threads before a world whose engine steps when the test says so."""
+    """An intake with its three threads before a world whose engine steps when the test says so."""
 
-    def __init__(self, vocab: FakeVocab | None = None, *, bos: int | None = BOS, **world: Any) -> None:
+    def __init__(
+        self, vocab: FakeVocab | None = None, constraints: Constraints | None = None, *, bos: int | None = BOS, **world: Any
+    ) -> None:
         self.world = World(FakeDecoder(n_slots=2, n_ctx_slot=2 * LONG_TEXT), **world)
         self.sent: list[Message] = []
         self._arrived = threading.Condition()
         n_ctx = self.world.decoder.n_ctx_slot
-        self.intake = Intake(self.world.engine, vocab or FakeVocab(), n_ctx_slot=n_ctx, bos=bos, put=self._put)
+        vocab, constraints = vocab or FakeVocab(), constraints or FakeConstraints()
+        self.intake = Intake(self.world.engine, vocab, constraints, n_ctx_slot=n_ctx, bos=bos, put=self._put)
         self.intake.start()
 
     def _put(self, message: Message) -> None:
@@ -267,3 +272,68 @@ def _until(condition: Callable[[], bool]) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it never happened")
+
+
+# ---- constraints -----------------------------------------------------------------------------------------------------
+
+
+class SlowConstraints(FakeConstraints):
+    """Compiles when the test says so."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = threading.Event()
+
+    def compile(self, constraint: Constraint) -> FakeMatcher:
+        self.begun.set()
+        assert self.go.wait(30)
+        return super().compile(constraint)
+
+
+def held_to(source: str) -> Constraint:
+    return Constraint(kind="regex", source=source, param="regex")
+
+
+def test_an_answer_is_held_to_its_constraint() -> None:
+    door = Door()
+    door.submit(1, constraint=held_to("yes"))
+    _until(lambda: not door.world.engine.inbox.empty())
+    door.world.drain()
+    assert door.world.text(1) == "yes"
+
+
+def test_a_constraint_that_cannot_be_compiled_is_refused_before_anything_runs() -> None:
+    door = Door()
+    door.submit(1, constraint=held_to(""))
+    door.wait(lambda: bool(door.events(1)))
+    [refusal] = door.events(1)
+    assert isinstance(refusal, Failed) and (refusal.kind, refusal.param) == ("invalid", "regex")
+    assert door.world.engine.inbox.empty()
+
+
+def test_a_prompt_that_cannot_fit_is_told_before_its_constraint_is_compiled() -> None:
+    constraints = SlowConstraints()
+    door = Door(constraints=constraints)
+    door.submit(1, [1] * door.world.decoder.n_ctx_slot, constraint=held_to("yes"))
+    door.wait(lambda: bool(door.events(1)))
+    assert isinstance(refusal := door.events(1)[0], Failed) and refusal.kind == "context"
+    assert not constraints.begun.is_set()
+
+
+def test_nobody_else_waits_for_a_constraint_and_a_cancel_finds_its_request() -> None:
+    constraints = SlowConstraints()
+    door = Door(constraints=constraints)
+    door.submit(1, constraint=held_to("yes"))
+    assert constraints.begun.wait(30)
+    door.submit(2, "hello", max_tokens=2)
+    door.submit(3, LONG, max_tokens=2)
+    _until(lambda: door.world.engine.inbox.qsize() == 2)
+    door.world.drain()
+    assert all(isinstance(door.events(number)[-1], Finished) for number in (2, 3))
+    door.intake.handle(Cancel(1))
+    assert isinstance(end := door.events(1)[-1], Finished) and end.reason == "cancelled"
+    constraints.go.set()
+    door.submit(4, constraint=held_to("no"))
+    _until(lambda: not door.world.engine.inbox.empty())
+    door.world.drain()
+    assert door.world.text(4) == "no" and len(door.events(1)) == 1

@@ -19,12 +19,19 @@ N_CPUS = 4
 
 
 class Scripted:
-    """Says its tokens one after the other, and remembers the rows and the thread; `meet`: waits there until others have come too."""
+    """Says its tokens one after the other, and remembers the rows and the thread; `meet`: waits there until others have come too;
+    `ends`: after the last token its constraint has ended."""
 
-    def __init__(self, tokens: Sequence[int], *, fail_at: int | None = None, meet: threading.Barrier | None = None) -> None:
-        self.tokens, self.fail_at, self.meet = list(tokens), fail_at, meet
+    def __init__(
+        self, tokens: Sequence[int], *, fail_at: int | None = None, meet: threading.Barrier | None = None, ends: bool = False
+    ) -> None:
+        self.tokens, self.fail_at, self.meet, self.ends = list(tokens), fail_at, meet, ends
         self.rows: list[int] = []
         self.threads: set[int] = set()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ends and len(self.rows) == len(self.tokens)
 
     def sample(self, row: int, n_logprobs: int | None) -> tuple[int, TokenLogprob | None]:
         if self.meet is not None:
@@ -60,6 +67,11 @@ def test_drafts_are_taken_as_far_as_they_are_right_and_one_token_more(tokens: li
         right += 1
     assert [token for token, _ in drawn] == tokens[: right + 1]
     assert sampler.rows == list(range(10, 11 + right)), "rows after a wrong guess are never looked at, so no randomness is spent"
+
+
+def test_nothing_is_drawn_behind_the_end_of_a_constraint() -> None:
+    sampler = Scripted([7, 8], ends=True)
+    assert [token for token, _ in draw_one(Draw(sampler, range(4), (7, 8, 9)))] == [7, 8]
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.integers(0, 3), st.booleans()), max_size=20))
